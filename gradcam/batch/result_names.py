@@ -193,13 +193,6 @@ def name_kinds(overlay: str, saving: OutputOptions) -> dict[str, str]:
     return {key: name for key, name in names.items() if key.removesuffix("_file") in saving.kinds}
 
 
-def name_files(
-    stem: str, request: ExplainRequest, results: Sequence[ExplanationResult], saving: OutputOptions, *, suffix: str
-) -> list[dict[str, str]]:
-    """Return the file names of each result of one image, as `name_kinds` does."""
-    return [name_kinds(name, saving) for name in list_endings(request, results, stem=stem, suffix=suffix)]
-
-
 def check_outputs(
     folder: Path | Store,
     items: Sequence[InputImage],
@@ -256,10 +249,8 @@ def check_kinds(saving: OutputOptions, request: ExplainRequest) -> None:
         problem = f"A panel needs heatmaps at a layer, but {name} has no layer"
         raise GradcamError(f"{problem}: leave out the panel, or {name}.")
     if request.attributions and not {"mask", "boxes"}.isdisjoint(saving.kinds):
-        problem = (
-            f"Masks and boxes need heatmaps, but {request.attributions[0].name} attributes the score to single pixels"
-        )
-        raise GradcamError(f"{problem}: use a CAM method, or leave out mask and boxes.")
+        name = request.attributions[0].name
+        raise GradcamError(f"Masks and boxes need heatmaps, but {name} attributes scores to pixels: use a CAM method.")
 
 
 def _list_places(

@@ -228,7 +228,7 @@ def _draw_figure(job: ExplainJob, pairs: Sequence[tuple[ImageOutcome, ExplainedI
 
 def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> list[dict[str, Any]]:
     """Write the results of an image. Return a dict for each result: the paths of the files, and the boxes."""
-    from gradcam.batch.result_names import name_files, panel_suffix
+    from gradcam.batch.result_names import list_endings, name_kinds, panel_suffix
     from gradcam.models.panels import panel
 
     if not job.writes_files:
@@ -237,7 +237,8 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
     saving, suffix = job.saving, job.suffix
     # A panel contains no heatmaps on the second image of --like.
     results = [result for result in image_result.results if result.entry.on is None or saving.kinds != ("panel",)]
-    names_by_kind = name_files(image.stem, job.request, results, saving, suffix=suffix)
+    endings = list_endings(job.request, results, stem=image.stem, suffix=suffix)
+    names_by_kind = [name_kinds(name, saving) for name in endings]
     names = [name for kinds in names_by_kind for name in kinds.values()]
     if "panel" in saving.kinds:
         names.append(join_name(image.stem, panel_suffix(job.request.options["evidence"], suffix=suffix)))
@@ -246,8 +247,7 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
     for result in results:
         drawings = result.draw_kinds(saving.kinds, **saving.appearance)
         boxes = drawings.pop("boxes", None)
-        written = {kind: write_file(next(paths), content) for kind, content in drawings.items()}
-        paths_by_kind.append({**written, "boxes": boxes})
+        paths_by_kind.append({"boxes": boxes} | {kind: write_file(next(paths), drawings[kind]) for kind in drawings})
     if "panel" in saving.kinds:
         path = write_file(next(paths), panel(image_result.maps, **saving.look))
         for result, kind_paths in zip(results, paths_by_kind):

@@ -183,7 +183,6 @@ def configure_warnings() -> None:
 
 BAR_LENGTH = 24  # characters for 100 %
 MAX_LISTED_DETECTIONS = 10  # The limit also applies to words, keypoints, ...
-MAX_LISTED_BOXES = 3  # largest number of boxes of a heatmap to print
 COSINE_KINDS = ("text", "like")  # kinds of targets whose score, a cosine similarity, is printed
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 MAX_TABLE_ROWS = 32  # largest number of rows in a table if --depth is not given
@@ -247,8 +246,9 @@ def _format_explanations(record: Record, grids: Sequence[tuple[int, ...]]) -> li
         width = max(map(len, names))
         score_name = "contrast" if entries[0].against else "cosine"
         names = [f"{name:<{width}}   {score_name} {entry.score:.3f}" for name, entry in zip(names, entries)]
+    # Print at most three boxes of each heatmap.
     boxes = [[f"box {','.join(f'{edge:.0f}' for edge in box[:4])}" for box in entry.boxes or ()] for entry in entries]
-    files = [", ".join([*entry.files.values(), *texts[:MAX_LISTED_BOXES]]) for entry, texts in zip(entries, boxes)]
+    files = [", ".join([*entry.files.values(), *texts[:3]]) for entry, texts in zip(entries, boxes)]
     places = [f"{entry.layer} ({' x '.join(map(str, grid))})" for entry, grid in zip(entries, grids)]
     kinds = ["positive or negative" if entry.evidence == "signed" else entry.evidence for entry in entries]
     files = [", ".join(filter(None, (file, record.figure))) for file in files]

@@ -67,8 +67,7 @@ def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions
     # Earlier versions stored no fit. Store the fit only if it is not the default, so that earlier runs can be resumed.
     fit = {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}
     # Earlier versions had no boxes.
-    has_boxes = not {"mask", "boxes"}.isdisjoint(saving.kinds)
-    unused = ("views",) if has_boxes else ("views", "box_threshold", "box_method")
+    unused = {"views"} | (set() if {"mask", "boxes"} & {*saving.kinds} else {"box_threshold", "box_method"})
     return {
         "model": classifier.name,
         "device": work.device or classifier.device.type,
@@ -483,8 +482,7 @@ def report_command(folder: Path | Store, format: str, image_root: str, quiet: bo
     if image_root and format not in ("coco", "labelstudio"):
         raise click.UsageError(f"--image-root is for --format coco and labelstudio, but the format is {format}.")
     with terminal.report_waits(OutputMode(as_json=False, quiet=quiet)):
-        is_gallery = format == "html"
-        paths = [write_report(folder)] if is_gallery else exports.write_export(folder, format, image_root=image_root)
+        paths = [write_report(folder)] if format == "html" else exports.write_export(folder, format, image_root)
     for path in () if quiet else paths:
         click.echo(terminal.format_written_path(str(path)))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,29 +20,28 @@ from gradcam.report.report_folder import ReportFolder, open_report_folder, read_
 from gradcam.storage.records import Explained, Record
 from gradcam.storage.store import Store
 
-THREADS = 16  # There can be more threads than cores, because the threads mostly wait for the disk or the store.
-LABELS = "yolo/labels"
 AUTHOR = f"gradcam {__version__}"
 
 # An image (file_name, width, height) and its boxes (bbox, score, ...), in the form of COCO, but without ids.
 BoxedImage = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
-def write_export(place: Path | Store, export_format: str, *, image_root: str = "") -> list[str]:
+def write_export(place: Path | Store, export_format: str, image_root: str = "") -> list[str]:
     """Write the boxes of a run into its folder, in a format of `EXPORTS`, and return the paths or URLs of the files.
 
     Label files of single images are not returned. `image_root` is put before the name of each image, in formats that
     name images. Images that failed are left out. Raises `OutputError` if the run has no boxes, or boxes by several
     methods or layers, and `StoreError` for an object store.
     """
-    with open_report_folder(place) as files, ThreadPoolExecutor(THREADS) as pool:
+    # There can be more threads than cores, because the threads mostly wait for the disk or the store.
+    with open_report_folder(place) as files, ThreadPoolExecutor(16) as pool:
         records = [record for record in read_records(files) if record.error is None]
         classes = _list_classes([entry for record in records for entry in _list_entries(record)], files)
-        outlines_from = files if export_format == "coco" else None
-        images = pool.map(lambda record: _to_image(record, classes, image_root, outlines_from), records)
+        read_mask = partial(read_pixels, place) if export_format == "coco" else lambda _: None
+        images = pool.map(lambda record: _to_image(record, classes, image_root, read_mask), records)
         outputs = EXPORTS[export_format](images, classes)
         list(pool.map(lambda name: files.write(name, outputs[name].encode()), outputs))
-        return [files.reader.show(name) for name in outputs if not name.startswith(LABELS)]
+        return [files.reader.show(name) for name in outputs if not name.startswith("yolo/labels")]
 
 
 def _list_entries(record: Record) -> list[Explained]:
@@ -53,9 +53,9 @@ def _list_classes(entries: Sequence[Explained], files: ReportFolder) -> list[str
     """Return the names of the classes, in the order of their indices."""
     sources = dict.fromkeys(f"{entry.method} at {entry.layer}" for entry in entries)
     if len(sources) != 1:  # Boxes of several methods would be duplicate annotations.
-        problem = f"has boxes by {' and by '.join(sources)}, expected one --method and one --layer" if sources else ""
-        problem = problem or "has no boxes, expected a run of `gradcam batch` with --save boxes or --save boxes,mask"
-        raise OutputError(f"{files.reader.show()}: {problem}")
+        boxes = f"boxes by {' and by '.join(sources)}" if sources else "no boxes"
+        expected = "expected a run of `gradcam batch` with --save boxes, one --method and one --layer"
+        raise OutputError(f"{files.reader.show()}: has {boxes}, {expected}")
     pairs = sorted({(np.inf if entry.index is None else entry.index, _name(entry)) for entry in entries})
     return list(dict.fromkeys(name for _, name in pairs))
 
@@ -64,13 +64,14 @@ def _name(entry: Explained) -> str:
     return " ".join((entry.label or entry.title).split())
 
 
-def _to_image(record: Record, classes: Sequence[str], image_root: str, files: ReportFolder | None) -> BoxedImage:
-    """Return an image with its boxes. If `files` are given, outlines are read from the masks of the run."""
+def _to_image(record: Record, classes: Sequence[str], image_root: str, read_mask: Any) -> BoxedImage:
+    """Return an image with its boxes. The outline of a box is that of its component in the mask, if there is a mask.
+
+    `read_mask` is a function that returns the pixels of a file, or None for an unreadable file, such as one in a tar.
+    """
     (height, width), boxes = record.size or (1, 1), []
     for entry in _list_entries(record):
-        pixels = None
-        if files is not None and entry.mask_file is not None and record.tar is None:
-            pixels = read_pixels(files.place, entry.mask_file)
+        pixels = None if entry.mask_file is None else read_mask(entry.mask_file)
         labels, rows = label_components(np.zeros((1, 1)) if pixels is None else pixels[..., 0])
         outlines: Any = {tuple(edges): _outline(labels == number) for number, edges in rows}
         for left, top, right, bottom, score in entry.boxes or ():
@@ -108,12 +109,9 @@ def _to_yolo(images: Iterable[BoxedImage], classes: Sequence[str]) -> dict[str, 
     outputs, boxed_images = {"yolo/classes.txt": "".join(f"{name}\n" for name in classes)}, list(images)
     stems = plan_stems([SimpleNamespace(name=image["file_name"]) for image, _ in boxed_images])  # type: ignore[misc]
     for image, boxes in boxed_images:
-        lines = []
-        for box in boxes:
-            x, y, width, height = _to_shares(image, box)
-            numbers = " ".join(f"{number:.6f}" for number in (x + width / 2, y + height / 2, width, height))
-            lines.append(f"{box['category_id'] - 1} {numbers}\n")
-        outputs[f"{LABELS}/{stems[image['file_name']]}.txt"] = "".join(lines)
+        rows = [(box["category_id"] - 1, *_to_shares(image, box)) for box in boxes]
+        lines = (f"{number} {x + w / 2:.6f} {y + h / 2:.6f} {w:.6f} {h:.6f}\n" for number, x, y, w, h in rows)
+        outputs[f"yolo/labels/{stems[image['file_name']]}.txt"] = "".join(lines)
     return outputs
 
 
@@ -123,9 +121,8 @@ def _to_label_studio(images: Iterable[BoxedImage], classes: Sequence[str]) -> di
         shared |= {"original_width": image["width"], "original_height": image["height"]}
         results = []
         for number, box in enumerate(boxes):
-            percentages = [100 * share for share in _to_shares(image, box)]
-            value = {"rectanglelabels": [classes[box["category_id"] - 1]], "rotation": 0}
-            value |= dict(zip(("x", "y", "width", "height"), percentages))
+            value: Any = {"rectanglelabels": [classes[box["category_id"] - 1]], "rotation": 0}
+            value |= zip(("x", "y", "width", "height"), (100 * share for share in _to_shares(image, box)))
             results.append({"id": f"box{number}", "score": box["score"], "value": value, **shared})
         prediction = {"model_version": AUTHOR, "result": results}
         tasks.append({"data": {"image": image["file_name"]}, "predictions": [prediction]})

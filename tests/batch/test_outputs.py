@@ -546,5 +546,5 @@ def test_a_blank_map_has_an_empty_mask_and_no_boxes(do: Callable[..., Work], pho
 
 def test_masks_and_boxes_need_a_heatmap(do: Callable[..., Work]) -> None:
     for kind in ("mask", "boxes"):
-        with pytest.raises(GradcamError, match="but guided-gradcam attributes the score to single pixels"):
+        with pytest.raises(GradcamError, match="but guided-gradcam attributes scores to pixels: use a CAM method"):
             check(do(OutputOptions(kinds=(kind,)), attributions=("guided-gradcam",)), ["cat"])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradcam.errors import GradcamError, ImageError
 from gradcam.evaluation import corloc, localisation
+from gradcam.evaluation.metrics.localisation import find_held_out_hits
 
 Box = tuple[int, int, int, int]
 
@@ -215,3 +216,11 @@ def test_a_single_image_uses_the_default_threshold() -> None:
 
 def test_blank_maps_never_hit() -> None:
     assert corloc(torch.zeros(3, 8, 8), [[[0, 0, 8, 8]]] * 3).hits.tolist() == [0, 0, 0]
+
+
+def test_of_thresholds_with_equal_hits_the_largest_overlap_counts() -> None:
+    iou = np.zeros((2, 19))
+    iou[0, [2, 10]], iou[1, 10] = (0.6, 0.9), 0.5
+    assert find_held_out_hits(iou).tolist() == [1, 1]
+    iou[1, [2, 10]] = 0.5, 0
+    assert find_held_out_hits(iou).tolist() == [1, 0]

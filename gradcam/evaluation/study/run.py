@@ -268,8 +268,7 @@ class MetricInputs:
         """Return a curve for each computed metric that has one: probabilities, or the overlaps of boxes."""
         computed = {metric.name: self._computed.get(metric.key) for metric in metrics}
         curves = {name: curve for name, curve in computed.items() if isinstance(curve, (Curve, CorLoc))}
-        rows = {name: curve.probabilities if isinstance(curve, Curve) else curve.iou for name, curve in curves.items()}
-        return {name: row[0].tolist() for name, row in rows.items()}
+        return {name: (c.probabilities if isinstance(c, Curve) else c.iou)[0].tolist() for name, c in curves.items()}
 
     def _compute(self, metric: Metric) -> Any:
         """Return a metric's result, (N,) or (N,...)."""
