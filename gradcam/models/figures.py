@@ -15,7 +15,7 @@ from gradcam.images.draw import draw_colour_bar
 from gradcam.images.files import write_atomically
 from gradcam.images.read import Pixels, Spacing, to_path
 from gradcam.images.write import select_maps, translate_write_errors
-from gradcam.options import check_number
+from gradcam.options import LOOK_OPTIONS, check_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -344,7 +344,7 @@ def _add_colour_bar(result: Any, evidence: str, look: Mapping[str, Any], **place
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
-    signed, options = evidence == "signed", {"colormap": look["colormap"]} if "colormap" in look else {}
+    signed, options = evidence == "signed", {name: look[name] for name in LOOK_OPTIONS if name in look}
     colours = draw_colour_bar(COLOUR_COUNT, 1, signed=signed, **options)[0] / 255
     ticks = {-1: "\N{MINUS SIGN}1", 0: "0", 1: "1"} if signed else {0: "0", 0.5: "0.5", 1: "1"}
     bar = result.colorbar(ScalarMappable(Normalize(min(ticks), 1), ListedColormap(colours)), **place)
