@@ -480,7 +480,9 @@ def test_a_run_does_not_continue_after_a_foreign_tar(tmp_path: Path) -> None:
     place = DiskWriter(tmp_path, tmp_path)
     for data in (b"", b"nonsense" * 200):
         (tmp_path / "results-000003.tar").write_bytes(data)
-        with pytest.raises(OutputError, match=r"results-000003\.tar: is not a tar of this run's results .*; move it"):
+        with pytest.raises(
+            OutputError, match=r"results-000003\.tar: is not a tar of this run's results .*; move this file"
+        ):
             start(place, "resume")
     with tarfile.open(tmp_path / "results-000003.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("x.json"))
