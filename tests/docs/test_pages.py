@@ -1,5 +1,6 @@
 """Test that all commands and Python blocks in README.md and docs/ run as printed, with the documented results."""
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -164,6 +165,28 @@ def test_every_how_to_page_about_heatmaps_shows_an_image() -> None:
     texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES if page.parent.name == "howto"}
     del texts["index.md"]
     assert not [name for name, text in texts.items() if "eatmap" in text and not re.search(r"!\[|<!-- image ", text)]
+
+
+DRAWING_COMMAND = re.compile(r"^gradcam (run|compare|check|page|inspect (activations|gradients))\b(?!.*--json)", re.M)
+DRAWING_CODE = re.compile(r"\.save\(\"[^\"]*\.(png|jpg|pdf)|write_image\(|\.figure\(")
+
+
+def test_every_section_whose_code_makes_an_image_shows_one() -> None:
+    without = []
+    for page in PAGES:
+        if page.parent.name not in ("howto", "start", "explanation", "docs"):
+            continue
+        text = page.read_text(encoding="utf-8")
+        # In a copy without code, every line that starts with "#" is a heading.
+        prose = re.sub(r"^```.*?^```$", lambda block: " " * len(block[0]), text, flags=re.M | re.S)
+        starts = [0, *(heading.start() for heading in re.finditer(r"^#+ ", prose, re.M)), len(text)]
+        for start, end in itertools.pairwise(starts):
+            section = text[start:end]
+            blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", section, re.M | re.S)
+            draws = any((DRAWING_COMMAND if kind == "bash" else DRAWING_CODE).search(code) for kind, code in blocks)
+            if draws and not re.search(r"!\[|<!-- image ", section):
+                without.append((page.name, section.splitlines()[0]))
+    assert without == []
 
 
 def test_every_cell_of_the_features_table_has_its_evidence() -> None:
