@@ -155,10 +155,11 @@ class TestEquality:
         assert all(report.record.error is None for report in ours)
         # The photographs store chroma at half the resolution: nvJPEG repeats the values, libjpeg interpolates them.
         assert_alike(ours, theirs, **({"codec": 0.2} if device == "cpu" else NVJPEG))
-        # On the CPU, decoded pixels are equal and PNG is lossless, but the maps differ by the rounding of inputs.
+        # On the CPU, decoded pixels are equal and PNG is lossless, but the maps differ by the rounding of inputs. A
+        # difference of one level changes a colour by up to 3.
         for report, reference in zip(ours, theirs) if device == "cpu" else ():
             for overlay, expected in zip(overlays(report), overlays(reference)):
-                assert (abs(overlay - expected) > 2).mean() <= 1e-3
+                assert (abs(overlay - expected) > 3).mean() <= 1e-3
 
     @pytest.mark.parametrize("device", DEVICES)
     def test_jpeg_is_encoded_on_the_device(self, photo: Photo, device: str) -> None:
