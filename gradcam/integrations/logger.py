@@ -208,7 +208,8 @@ class HeatmapLogger:
         is_wrapped = any("fsdp" in type(module).__module__ for module in model.modules())
         if is_wrapped or any(hasattr(x, "ds_id") or type(x).__name__ == "DTensor" for x in model.parameters()):
             raise ModelError("One process alone cannot explain sharded parameters (FSDP or DeepSpeed ZeRO-3).")
-        first = next(filter(torch.is_floating_point, model.parameters()), torch.empty(0))
+        empty = torch.empty(0, dtype=torch.float32, device="cpu")
+        first = next(filter(torch.is_floating_point, model.parameters()), empty)
         images = map_tensors(self.images, lambda x: x.to(first.device, first.dtype if x.is_floating_point() else None))
         explanation = explain(model, images, self.layer, method=self.method, target=self.target, **self.options)
         if self.layer is None and explanation.layout is not None and " + " not in explanation.layer:
@@ -279,7 +280,8 @@ def _to_picture(image: Tensor, size: Sequence[int], mean: Any, std: Any) -> Pixe
     image = image[..., : size[-2], : size[-1]].detach().float().cpu()
     if mean is not None or std is not None:
         try:
-            image = image * torch.as_tensor(std).view(-1, 1, 1) + torch.as_tensor(mean).view(-1, 1, 1)
+            shift, scale = (torch.as_tensor(x, dtype=torch.float32, device="cpu").view(-1, 1, 1) for x in (mean, std))
+            image = image * scale + shift
         except (RuntimeError, TypeError, ValueError):
             raise argument_error((mean, std), "(mean, std)", "a number each, or a number for each channel.") from None
     elif image.min() < 0 or image.max() > 1:

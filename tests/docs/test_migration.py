@@ -99,7 +99,8 @@ class TestMigration:
 
     def test_overlay(self) -> None:
         ramp = np.linspace(0, 1, 64, dtype=np.float32)[None].repeat(64, axis=0)
-        grey = [gradcam.overlay(np.full((64, 64, 3), level, np.uint8), ramp) for level in (60, 120)]
+        images = [np.full((64, 64, 3), level, np.uint8) for level in (60, 120)]
+        grey = [gradcam.overlay(image, ramp, base="color") for image in images]
         differences = grey[1].astype(int) - grey[0].astype(int)
         assert grey[0].dtype == np.uint8
         assert abs(differences[:, 0] - 60).max() <= 1  # no evidence: the unchanged image

@@ -146,6 +146,7 @@ def test_a_folder_gets_one_file_for_each_step() -> None:
 
 
 def test_tensorboard_reads_the_images() -> None:
+    pytest.importorskip("tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
     model, log = build_net(), Log()
@@ -401,6 +402,7 @@ def test_sharded_parameters_are_not_run_by_one_process() -> None:
 
 
 def test_a_started_logger_can_be_pickled() -> None:
+    pytest.importorskip("tensorboard")
     model = build_net()
     heatmaps = HeatmapLogger(IMAGES, "4", every_n_steps=2, labels=["a", "b", "c", "d"], sink="tensorboard")
     heatmaps.start(model, folder="one")
