@@ -264,7 +264,7 @@ class _ListingRecorder:
         return {name: layer for name, layer in doubtful.items() if certain.get(outputs[name].info.edge) != layer.layout}
 
     def explain_rejection(self, module: nn.Module, depends: Mapping[Edge, bool], *, run: bool = False) -> str | None:
-        """Return why this layer (with `run`, its last run) cannot be a target layer; None if it can."""
+        """Return why this layer cannot be a target layer; None if it can. With `run`, only its last run is meant."""
         if isinstance(module, torch.jit.ScriptModule):
             return "TorchScript"
         runs, output = self._runs.get(module, 0), self._outputs.get(module)

@@ -196,8 +196,8 @@ def to_output_info(tensor: Tensor, layout: Layout | None, size: Sequence[int]) -
 def _is_dense_score(output: Any, info: Mapping[str, OutputInfo], paths: GradientPaths) -> bool:
     """Return whether the score reads positions of the output, as in segmentation.
 
-    This is assumed if two tensors reach the score without further operations with weights: an output tensor that has
-    positions, and the map of a layer.
+    This is assumed if two tensors can reach the score without passing an operation with weights. One is an output tensor
+    with positions, and the other is the map of a layer.
     """
 
     def is_read(edge: Edge | None) -> bool:

@@ -122,7 +122,7 @@ def _format(audit: Audit, device: str, seconds: float) -> Iterator[str]:
 
 
 def _to_table(clusters: Sequence[EvidenceCluster]) -> list[str]:
-    cells = [("", "suspicion", "class", "images", "where", "same place in other classes")]
+    cells = [("", "suspicion", "class", "images", "where", "evidence there in other classes")]
     cells += [
         (
             str(rank),

@@ -91,7 +91,7 @@ MAX_LISTED_METHODS = 3  # number of methods in the last printed line
 @options.other_targets
 @options.score
 @click.option("--controls/--no-controls", default=True, help="Also evaluate control maps, which explain nothing.")
-@options.number("--limit", "Largest number of images, sampled at random.")
+@options.number("--limit", "Maximum number of images, sampled at random.")
 @options.number("--seed", "Random seed.", 0, minimum=0, maximum=MAX_SEED)
 @options.output_option(
     "Output folder or file. A folder gets .csv, .json and .tex tables, curves.png and examples.png. "

@@ -106,7 +106,7 @@ def layers_command(names: tuple[str, ...], depth: int | None, show_all: bool, as
 
     The table shows the name, type, output shape, stride and parameters of each layer, and whether it can be used as target
     layer. An arrow marks the default. PATTERN selects names that contain it or match it: layer4, 'layer?.0', '*.conv1'.
-    Without PATTERN, --depth and --all, the table shows only as many levels of submodules as fit on a screen.
+    By default, the table shows only as many levels of submodules as fit on a screen. PATTERN, --depth or --all change this.
 
     No weights are needed. The last line suggests a command for the default layer. Model options such as --weights are
     copied into this command. Of these options, only --model and --size change the table.

@@ -46,10 +46,11 @@ def page_command(
 ) -> int:  # fmt: skip
     """Write an HTML page of an image, with the heatmaps of every class.
 
-    The page is one file that contains the image, the heatmaps and the code. It opens in any browser, without a server or
-    an internet connection, so you can send it by mail. You can choose any class, compare the signed heatmaps of two
-    classes, and see which classes a part of the image is evidence for. With gradcam and hirescam, all classes have
-    heatmaps. With other methods, or if this would cost too much at a layer, only the most probable classes have heatmaps.
+    The page is one file that contains the image, the heatmaps and the code. It opens in any browser, without a server
+    or an internet connection, so you can send it by mail. You can choose any class, compare the signed heatmaps of two
+    classes, and see which classes a part of the image is evidence for. With the methods gradcam and hirescam, all
+    classes have heatmaps. With other methods, or if this would cost too much at a layer, only the most probable classes
+    have heatmaps.
 
     INPUT is a file, folder, glob, list or archive, as for `gradcam batch`. For several images, each one gets a page, and
     index.html is a gallery that links to them. Overlays and records are also written, as with `gradcam batch --report

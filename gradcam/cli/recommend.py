@@ -76,10 +76,10 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     find=_find_scores,
     completions=SCORES,
 )
-@options.number("--limit", "Largest number of images. Larger sets are sampled at random.", 24, minimum=4)
+@options.number("--limit", "Maximum number of images. Larger sets are sampled at random.", 24, minimum=4)
 @options.option(
     "--min-probability P",
-    "Smallest probability of the top class. Images with a lower probability are left out.",
+    "Minimum probability of the top class. Images with a lower probability are left out.",
     options.real(0, 1),
     default=0.5,
 )

@@ -60,7 +60,7 @@ class CustomFunction:
 
     name: str
     function: ExplainFunction = field(repr=False)
-    needs: ClassVar[tuple[str, ...]] = ()  # The inputs of a custom function are unknown.
+    needs: ClassVar[tuple[str, ...]] = ()  # A custom function takes no recorded activations or gradients.
     place: ClassVar[str] = "own"
 
 

@@ -384,7 +384,11 @@ class RecordStore:
             self._snapshots[key] = tensor.to("cpu", copy=True) if self._keep == "cpu" else tensor.clone()
 
     def pack(self) -> None:
-        """Stack all rows into one tensor, on a GPU if any row is on a GPU, because a copy to a GPU does not wait."""
+        """Stack all rows into one tensor.
+
+        If any row is on a GPU, the tensor is on a GPU, too. A copy to the CPU would wait for the GPU, but a copy to a GPU
+        does not.
+        """
         if not self._unpacked:
             return
         unpacked, self._unpacked = self._unpacked, {}

@@ -56,8 +56,8 @@ def draw_activations(
     Parameters
     ----------
     activations : mapping of str to Tensor, Tensor or array
-        The result of `inspection.activations`, another mapping from names to floats (C,h,w) or (N,C,h,w), or a single
-        tensor or array of either shape.
+        A mapping from names to floats (C,h,w) or (N,C,h,w), such as the result of `inspection.activations`. A single
+        tensor or array of such a shape also works.
     image : int, default 0
         The number of the image in the batch.
     channels : int, default 64

@@ -85,10 +85,10 @@ def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = 
 def to_instance_classifier(
     model: TaskModel, picture: Prepared, target: Any = None, *, methods: Sequence[Method] = ()
 ) -> PictureScores:
-    """Return a classifier whose classes are a target's instances in an image; None means all detections.
+    """Return a classifier whose classes are the instances of `target` in an image. None stands for all detections.
 
-    The classifier's layer is the model's layer. If the model has no layer, the default layer of the methods is used, or
-    else the default layer of the target's method.
+    The classifier's layer is the model's layer. If the model has none, the default layer for `methods` is used. If
+    `methods` is empty, the default layer for the target's default method is used.
 
     Raises
     ------

@@ -98,7 +98,8 @@ def _find_common(bucket: str, bases: set[str]) -> str:
 def _choose_prefixes(roots: dict[str, str]) -> dict[str, str]:
     """Return a prefix of image names for each root.
 
-    The prefix is the last part of the root's path. If several roots have the same last part, a number from 2 is added.
+    The prefix is the last part of the root's path. If several roots have the same last part, the
+    first keeps it, and the others get a number: `name-2`, `name-3`.
     """
     prefixes: dict[str, str] = {}
     for bucket, root in roots.items():

@@ -259,7 +259,7 @@ class PieceWriter:
 def find_finished_images(
     reader: OutputReader, pieces: Sequence[str], sizes: Mapping[str, int], model: str, stems: Mapping[str, str]
 ) -> tuple[frozenset[str], dict[str, bool]]:
-    """Return the names of the finished images, and a dict from each other recorded image to whether the image failed.
+    """Return the names of the finished images, and a dict of the other recorded images, which is True for failed images.
 
     An image is finished if `is_finished_by` accepts its last record, and if all its files exist and are not empty.
     `sizes` contains the sizes of all objects in the store.

@@ -403,7 +403,7 @@ def test_masks_that_hold_no_numbers(tmp_path: Path, image: Image.Image | None, n
         ("value,class\n0,tench\n", "line 2: the value is '0', expected an integer above 0"),
         ("value,class\n1,tench\n1,espresso\n", "line 3: the value is '1'"),
         ("value,class\none,tench\n", "line 2: the value is 'one'"),
-        ("number,name\n1,tench\n", "line 1: has the columns .*, expected value and class"),
+        ("number,name\n1,tench\n", "line 1: has the columns .*, expected 'value' and 'class'"),
         ("value,class\n1,tench\n", "a.png: contains the value 3, which has no class in classes.csv"),
     ],
 )

@@ -2,7 +2,7 @@
 A multi-label model, and a custom head
 ======================================
 
-A frozen backbone with a new head lists the shapes and the colours in an image. Several labels can be present, so each
+This model, a frozen backbone with a new head, predicts which shapes and colours are in an image. Several labels can be present, so each
 has its own sigmoid and its own heatmap.
 """
 

@@ -150,8 +150,8 @@ def trace_command(
 
     Without IMAGE, the input is noise. If --weights is also missing, the weights are random and nothing is downloaded. The
     parameters, multiply-adds, memory and time of a layer include its submodules. Memory counts only newly allocated
-    outputs: in-place operations add nothing. Without --layer, --depth and --all, the table shows only as many levels of
-    submodules as fit on the screen.
+    outputs: in-place operations add nothing. By default, the table shows only as many levels of
+    submodules as fit on a screen. --layer, --depth or --all change this.
     """
     if show_all and depth is not None:
         raise click.UsageError("Give either --all or --depth, not both.")

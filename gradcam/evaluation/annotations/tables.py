@@ -170,7 +170,7 @@ def _read_classes(path: str, find_class: FindClass) -> dict[int, int]:
     location, header = next(rows)
     names = [name.lower() for name in header]
     if sorted(names) != ["class", "value"]:
-        raise InputError(f"{location}: has the columns {shorten(header)}, expected value and class.")
+        raise InputError(f"{location}: has the columns {shorten(header)}, expected 'value' and 'class'.")
     classes: dict[int, int] = {}
     for location, row in rows:
         value, label = row[names.index("value")], row[names.index("class")]

@@ -340,9 +340,9 @@ class SanityChecks:
         if ahead == 0:
             return None
         return (
-            f"The model appears to be untrained, so there is too little evidence to explain. It distinguishes this image "
-            f"from the comparison images by a difference in probability of {preference:.2f}. {ahead} of {RANDOM_NETWORKS} "
-            f"copies of the model with random weights {'does' if ahead == 1 else 'do'} this at least as clearly."
+            f"The model appears to be untrained, so there is too little evidence to explain. The probability of "
+            f"the class is only {preference:.2f} higher than in the comparison images. {ahead} of {RANDOM_NETWORKS} copies "
+            f"of the model with random weights {'has' if ahead == 1 else 'have'} at least this difference."
         )
 
     def _test_stability(self, heatmap: Tensor) -> TestResult:

@@ -24,8 +24,9 @@ CONTROL_DESCRIPTIONS = {
     "centre": "a blob in the centre",
     "edges": "the image's edges",
 }
-MIN_ORDER_GAIN = 0.1  # smallest difference in the area under the ROC curve that counts as better
-MIN_EFFECT_GAIN = 0.2  # smallest difference in the share of the evidence that counts as better
+# A map is better only if its area under the ROC curve, or its share of the evidence, is larger by at least this.
+MIN_ORDER_GAIN = 0.1
+MIN_EFFECT_GAIN = 0.2
 
 
 @keep_old_names

@@ -65,8 +65,8 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
 
     Let A be the heatmap of class k with negative values set to zero, and G_k the pixels of the cell of class k. "mass"
     is the sum of A over G_k divided by the sum of A (L_k in the paper). "hits" is 1 if the maximum is in G_k, otherwise
-    0. If there are several equal maxima, "hits" is the share of these maxima in G_k. A constant heatmap has a mass and
-    hits of 1/4, which is chance. A blank heatmap has a mass and hits of 0.
+    0. If there are several equal maxima, "hits" is the share of these maxima in G_k. For a constant heatmap, "mass" and
+    "hits" are both 1/4, which is chance. For a blank heatmap, both are 0.
 
     "order" is the probability that a random pixel of G_k has a larger value than a random pixel of the other three cells;
     equal values count half. Constant and blank heatmaps have an order of 1/2, which is chance. Sharpening a heatmap, such

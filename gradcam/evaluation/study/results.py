@@ -25,8 +25,8 @@ from gradcam.renames import JOURNAL, RUN, add_old_keys, to_new_value
 from gradcam.storage.run_file import SCHEMA, describe_versions
 from gradcam.targets.classes import ClassTarget
 
-# Earlier versions described these targets by other texts. Journals still contain the earlier texts, because a journal
-# can be resumed only if its texts are equal to the new texts.
+# Earlier versions described these targets by other texts. A journal can be resumed only if its texts equal those of the
+# current run. The earlier texts are therefore still written, so that earlier journals can be resumed.
 EARLIER_TARGETS = {
     "the highest-scoring detection": "the surest of what was found",
     "the class in the list, or the most probable one": "the class that the list asks for, or the most probable one",
