@@ -2,8 +2,8 @@
 A multi-label model, and a custom head
 ======================================
 
-This model, a frozen backbone with a new head, predicts which shapes and colours are in an image. Several labels can be present, so each
-has its own sigmoid and its own heatmap.
+This model, a frozen backbone with a new head, predicts which shapes and colours are in an image. Several labels can be
+present, so each has its own sigmoid and its own heatmap.
 """
 
 import numpy as np
