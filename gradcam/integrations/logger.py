@@ -225,12 +225,12 @@ class HeatmapLogger:
 
     def _open(self, sink: Any, folder: Any) -> Writer:
         if isinstance(sink, str) and sink == "tensorboard":
-            writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
+            writer = _import("torch.utils.tensorboard").SummaryWriter(str(folder))
             return partial(_write_events, writer, self.name)
         if isinstance(sink, (str, Path)) and sink not in ("wandb", "mlflow"):
             Path(sink).mkdir(parents=True, exist_ok=True)
             return partial(_write_panel, Path(sink, self.name.replace("/", "_")), self.signed)
-        write = find_writer(importlib.import_module(sink) if isinstance(sink, str) else sink, self.name) or sink
+        write = find_writer(_import(sink) if isinstance(sink, str) else sink, self.name) or sink
         if not callable(write):
             raise argument_error(sink, "sink", "a folder, 'tensorboard', 'wandb', 'mlflow', a writer, or a function.")
         return write
@@ -252,6 +252,14 @@ def find_writer(sink: Any, name: str) -> Writer | None:
         run = () if client is sink else (sink.run_id,)
         return partial(_write_each, lambda key, image, step: client.log_image(*run, image, key=key, step=step), name)
     return None
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.rpartition(".")[2]
+        raise GradcamError(f"The sink {package!r} needs the package {package}: pip install {package}.") from error
 
 
 def _write_each(write: Callable[..., Any], name: str, overlays: Sequence[Pixels], captions: object, step: int) -> None:

@@ -80,7 +80,8 @@ def _to_image(record: Record, classes: Sequence[str], image_root: str, read_mask
             box = {"category_id": classes.index(_name(entry)) + 1, "bbox": bbox, "score": score, "iscrowd": 0}
             box |= outlines.get((left, top, right, bottom), {"segmentation": [polygon], "area": bbox[2] * bbox[3]})
             boxes.append(box)
-    return {"file_name": image_root + record.image, "width": width, "height": height}, boxes
+    separator = "" if not image_root or image_root.endswith(("/", "=")) else "/"  # "?d=" ends a Label Studio URL.
+    return {"file_name": f"{image_root}{separator}{record.image}", "width": width, "height": height}, boxes
 
 
 def _outline(mask: Mask) -> dict[str, Any]:

@@ -145,6 +145,13 @@ def test_a_folder_gets_one_file_for_each_step() -> None:
     assert height > 224
 
 
+@pytest.mark.parametrize(("sink", "package"), [("wandb", "wandb"), ("mlflow", "mlflow")])
+def test_a_missing_package_of_a_sink_is_named(monkeypatch: pytest.MonkeyPatch, sink: str, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # Importing the package then fails.
+    with pytest.raises(gradcam.GradcamError, match=f"needs the package {package}: pip install {package}"):
+        HeatmapLogger(IMAGES, "4", sink=sink).start(build_net())
+
+
 def test_tensorboard_reads_the_images() -> None:
     pytest.importorskip("tensorboard")
     from torch.utils.tensorboard import SummaryWriter

@@ -82,6 +82,15 @@ def run(batch: Command, folder: Path, photos: Path) -> list[Record]:
 # By hand
 
 
+@pytest.mark.parametrize(
+    ("image_root", "file_name"),
+    [("", "a.jpg"), ("photos", "photos/a.jpg"), ("photos/", "photos/a.jpg"), ("/data/?d=", "/data/?d=a.jpg")],
+)
+def test_a_slash_separates_the_image_root_from_the_name(tmp_path: Path, image_root: str, file_name: str) -> None:
+    (path,) = write_export(write_run(tmp_path / "out", RECORDS), "coco", image_root=image_root)
+    assert json.loads(Path(path).read_text())["images"][0]["file_name"] == file_name
+
+
 def test_coco_by_hand(tmp_path: Path) -> None:
     (path,) = write_export(write_run(tmp_path / "out", RECORDS), "coco", image_root="photos/")
     assert path == str(tmp_path / "out/coco.json")
