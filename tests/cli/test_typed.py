@@ -347,7 +347,7 @@ def offers(*words: str) -> list[str]:
         (["run", "a.jpg", "--method", "gradcam,layer"], {"gradcam,layercam"}),
         (["check", "a.jpg", "--method", "ran"], {"random"}),
         (["evaluate", "a", "--metric", "roa"], {"road"}),
-        (["run", "a.jpg", "--save", "ma"], {"map"}),
+        (["run", "a.jpg", "--save", "ma"], {"map", "mask"}),
         (["run", "a.jpg", "-m", "resnet1"], {"resnet18", "resnet152", "resnet101"}),
         (["layers", "efficientnet_l"], {"efficientnet_lite0"}),
         (["run", "a.jpg", "-l", "layer4."], {f"layer4.{number}" for number in range(5)}),

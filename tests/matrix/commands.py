@@ -129,7 +129,7 @@ def check_run(job: Job) -> Outcome:
     """Check that the heatmap changes most where the square is painted, in image pixels."""
     output = job.output / "run"
     images = [job.images / "plain.png", job.images / "painted.png"]
-    options = ("-o", output, "--save", "overlay,map", "--alpha", "1")
+    options = ("-o", output, "--save", "overlay,map", "--base", "color", "--alpha", "1")
     outcome = job.call("run", *images, *options, target=PLACED.get(job.task))
     if outcome.status:
         return outcome

@@ -187,8 +187,9 @@ def test_an_overlay_covers_the_region_that_the_network_sees(
         np.testing.assert_array_equal(explanation.overlay(0, k), expected)
     outside = np.ones(picture.shape[:2], dtype=bool)
     outside[40:600, 120:680] = False
-    np.testing.assert_array_equal(explanation.overlay()[outside], picture[outside])
-    assert (explanation.overlay() != picture).any()
+    overlay = explanation.overlay(base="color")
+    np.testing.assert_array_equal(overlay[outside], picture[outside])
+    assert (overlay != picture).any()
 
 
 def test_an_overlay_takes_an_opacity_and_a_colour_map(photo: Photo, explanation: gradcam.Explanation) -> None:
@@ -320,7 +321,7 @@ def test_invalid_targets_are_refused(
 def test_a_picture_of_extreme_size_is_explained(classifier: gradcam.Classifier, size: tuple[int, int]) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     explanation = classifier.explain(picture)
-    overlay = explanation.overlay()
+    overlay = explanation.overlay(base="color")
     y0, x0, rows, columns = classifier.region(*size)
     overlay[y0 : y0 + rows, x0 : x0 + columns] = picture[y0 : y0 + rows, x0 : x0 + columns]
     np.testing.assert_array_equal(overlay, picture)

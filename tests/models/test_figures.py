@@ -185,9 +185,9 @@ def test_the_colour_bar_has_the_colours_of_the_heatmap(
     for value in np.linspace(-1 if signed else 0, 1, 12)[1:-1]:
         share = (value + 1) / 2 if signed else value
         shown = row[round((box.x0 + share * box.width) * pixels.shape[1])]
-        white, heatmap = np.full((1, 1, 3), 255, np.uint8), np.full((1, 1), value, np.float32)
-        options: Any = {"alpha": 1, "colormap": "inferno", "region": (0, 0, 1, 1), "signed": signed}
-        assert np.abs(shown - gradcam.overlay(white, heatmap, **options)[0, 0].astype(int)).max() <= 6
+        grey, heatmap = np.full((1, 1, 3), 128, np.uint8), np.full((1, 1), value, np.float32)
+        options: Any = {"colormap": "inferno", "region": (0, 0, 1, 1), "signed": signed}
+        assert np.abs(shown - gradcam.overlay(grey, heatmap, **options)[0, 0].astype(int)).max() <= 6
     labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
     assert labels == (["−1", "0", "1"] if signed else ["0", "0.5", "1"])
 

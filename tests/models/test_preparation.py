@@ -70,8 +70,9 @@ def test_maps_of_every_photograph_agree_with_float32(
     explanation: gradcam.ImageExplanation, expected: gradcam.ImageExplanation, precision: str
 ) -> None:
     assert explanation.output.dtype == DTYPES[precision]
-    assert_correlated(explanation.maps, expected.maps, minimum=0.998)
-    assert_correlated(explanation.heatmaps, expected.heatmaps, minimum=0.998)
+    # CPUs round bf16 products differently: on an AMD EPYC, the smallest correlation is 0.9979.
+    assert_correlated(explanation.maps, expected.maps, minimum=0.997)
+    assert_correlated(explanation.heatmaps, expected.heatmaps, minimum=0.997)
     torch.testing.assert_close(explanation.heatmaps, expected.heatmaps, rtol=0, atol=0.05)
 
 

@@ -268,7 +268,7 @@ def test_results_fit_a_prompt(classifier: gradcam.Classifier, photo: Photo, expl
         "ImageExplanation(": explanation,
         "ImageAttribution(": attribution,
         "Prepared(reading=Reading(values=uint8 (24, 32, 3), ": prepared,
-        "Reading(values=uint8 (24, 32, 3), picture=uint8 (24, 32, 3), note=None)": prepared.reading,
+        "Reading(values=uint8 (24, 32, 3), picture=uint8 (24, 32, 3), note=None, spacing=None)": prepared.reading,
         "FileResult(name='inputs[0]', path=None, error=ImageError(": failed,
         "FileResult(name='koala.webp', ": result,
         "LayerRow(name='0', type='Conv2d', ": gradcam.list_layers(classifier_of_tensors.model, images[:1])[0],

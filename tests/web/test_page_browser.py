@@ -272,11 +272,12 @@ def test_two_classes_are_compared(go: Callable[..., Any], classifier: gradcam.Cl
     target = ClassTarget(285, score="contrast", against=[967])
     explanation = classifier.explain(picture, "layer4", target=target, evidence="signed")
     y0, x0, height, width = explanation.regions[0]
-    expected = explanation.overlay(outline=False)[y0 : y0 + height, x0 : x0 + width].astype(float)
+    overlay = explanation.overlay(outline=False, base="color")
+    expected = overlay[y0 : y0 + height, x0 : x0 + width].astype(float)
     assert np.abs(drawn_overlay(page, explanation) - expected).mean() < 2.5
     command = page.locator("#command").inner_text()
     score = "--score contrast --against 967"
-    assert command.endswith(f"--class 285 {score} --layer layer4 --method gradcam --evidence signed")
+    assert command.endswith(f"--class 285 {score} --layer layer4 --method gradcam --evidence signed --base color")
     assert page.locator("#legend-high").inner_text() == "for Egyptian cat"
     page.locator("#targets [role=option]").nth(4).click()  # The list selects the second class.
     assert read_headline(page) == "Warm parts are evidence for Egyptian cat, cold parts for soup bowl."
