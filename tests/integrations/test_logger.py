@@ -340,7 +340,7 @@ def test_an_unknown_option_is_an_error_at_once() -> None:
         ({"layer": "4", "target": 4}, gradcam.GradcamError, "4"),
         ({"layer": "4", "target": [0, 1]}, gradcam.GradcamError, "does not fit 3 image"),
         ({"layer": "4", "sink": 3}, gradcam.GradcamError, "sink is 3, expected a folder"),
-        ({"layer": "4", "sink": "wandb"}, ImportError, "wandb"),
+        ({"layer": "4", "sink": "wandb"}, gradcam.GradcamError, "needs the package wandb"),
         ({"layer": "4", "images": torch.rand(1, 5, 24, 24)}, RuntimeError, "channels"),
     ],
 )
