@@ -313,7 +313,10 @@ def test_a_compiled_forward_method_runs_eagerly(monkeypatch: pytest.MonkeyPatch)
     model.forward = torch.compile(model.forward, backend=count)
     model(images)
     compiled_graphs = len(graphs)
+    if not hasattr(torch.compiler, "set_stance"):  # Before PyTorch 2.6, no switch turns this compiled code off.
+        with pytest.raises(gradcam.GradcamError, match="use the uncompiled model"):
+            gradcam.explain(model, images, "1", target=1)
+        return
     actual = gradcam.explain(model, images, "1", target=1).maps
     torch.testing.assert_close(actual, expected)
-    if hasattr(torch.compiler, "set_stance"):
-        assert len(graphs) == compiled_graphs
+    assert len(graphs) == compiled_graphs
