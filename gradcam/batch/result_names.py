@@ -163,9 +163,9 @@ class OutputOptions:
             raise GradcamError(f"The outputs to save are {shorten(self.kinds)}, expected some of {expected}.")
         check_choice(self.format, "The format", FORMATS)
         check_count(self.quality, "quality", "a whole number from 1 to 100.", most=100)
-        for name, value in fill_look(**self.look).items():
-            object.__setattr__(self, name, value)
         check_boxes(self.box_threshold, self.box_method)
+        for name, value in fill_look(**{name: getattr(self, name) for name in LOOK_OPTIONS}).items():
+            object.__setattr__(self, name, value)
 
     @property
     def look(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from gradcam.errors import (
     join_names,
 )
 from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, OutputNames, join_name, to_safe_name, write_atomically
+from gradcam.options import LOOK_OPTIONS
 from gradcam.storage.disk import describe_os_error
 from gradcam.storage.records import SCHEMA, ImageOutcome, Record
 
@@ -238,14 +239,14 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
     # A panel contains no heatmaps on the second image of --like.
     results = [result for result in image_result.results if result.entry.on is None or saving.kinds != ("panel",)]
     endings = list_endings(job.request, results, stem=image.stem, suffix=suffix)
-    names_by_kind = [name_kinds(name, saving) for name in endings]
+    names_by_kind, appearance = [name_kinds(name, saving) for name in endings], saving.appearance
     names = [name for kinds in names_by_kind for name in kinds.values()]
     if "panel" in saving.kinds:
         names.append(join_name(image.stem, panel_suffix(job.request.options["evidence"], suffix=suffix)))
     paths = iter([job.destination.file] if job.destination.file is not None else job.destination.names.claim(names))
     paths_by_kind = []
     for result in results:
-        drawings = result.draw_kinds(saving.kinds, **saving.appearance)
+        drawings = result.draw_kinds(saving.kinds, **appearance)
         boxes = drawings.pop("boxes", None)
         paths_by_kind.append({"boxes": boxes} | {kind: write_file(next(paths), drawings[kind]) for kind in drawings})
     if "panel" in saving.kinds:
@@ -342,9 +343,12 @@ def prepare_job(
         check_plots()
         if any(is_same_file(figure, file) for file in inputs):
             raise click.UsageError(f"{figure} is an input file, which is never overwritten: choose another name.")
-    saving = OutputOptions(settings.saved, "png", **settings.appearance)
+    look: dict[str, Any] = {name: value for name in LOOK_OPTIONS if (value := getattr(settings, name)) is not None}
+    boxes: dict[str, Any] = {"box_threshold": settings.box_threshold, "box_method": settings.box_method}
+    saving = OutputOptions(settings.saved, "png", **look, **boxes)
     classifier, request = prepare_request(settings, output, choose_methods)
-    check_kinds(saving, request)
+    if not {"panel", "mask", "boxes"}.isdisjoint(saving.kinds):
+        check_kinds(saving, request)
     kinds = {*saving.kinds} - {"panel", "boxes"}
     results = request.count_results() * len(kinds) + ("panel" in saving.kinds)
     fixed = frozenset(suffix for kind, suffix in KIND_SUFFIXES.items() if kind in kinds)

@@ -135,9 +135,8 @@ def refuse_compiling() -> None:
 def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
     """Return True if the tensor is a parameter, or a buffer of the module. Such a tensor must not be replaced."""
     # For a layer with many batch norms, `module.buffers()` would take as long as the backward pass.
-    modules = containers.list_modules(module)
     return isinstance(tensor, nn.Parameter) or any(
-        tensor is buffer for part in modules if part._buffers for buffer in part._buffers.values()
+        tensor is buffer for part in module.modules() if part._buffers for buffer in part._buffers.values()
     )
 
 

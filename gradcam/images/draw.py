@@ -147,10 +147,11 @@ def fill_look(*, base: str = "gray", **options: Any) -> dict[str, Any]:
 
     Raises `GradcamError` if the look is invalid.
     """
-    look = BASES[check_choice(base, "base", BASES)] | {
-        key: value for key, value in options.items() if value is not None
-    }
-    check_choice(look["blend"], "blend", BLENDS)
+    if not isinstance(base, str) or base not in BASES:
+        check_choice(base, "base", BASES)
+    look = BASES[base] | {key: value for key, value in options.items() if value is not None}
+    if not isinstance(look["blend"], str) or look["blend"] not in BLENDS:
+        check_choice(look["blend"], "blend", BLENDS)
     alpha = look["alpha"]
     if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
         raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
