@@ -16,9 +16,8 @@ from gradcam.errors import GradcamError, ImageError, ModelError, TargetError, fi
 from gradcam.hooks.memory import HalvingRunner
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
-from gradcam.models.results import to_probabilities
 from gradcam.options import check_count
-from gradcam.targets.classes import check_classes
+from gradcam.targets.classes import check_classes, to_probabilities
 
 BASELINES = ("blur", "mean", "zero")
 BLUR_RADIUS_PIXELS = 5  # radius for images with a shorter side of `BLUR_IMAGE_PIXELS`, as in RISE's code

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import html
 import io
 import os
 from collections.abc import Iterator, Mapping
@@ -155,3 +157,14 @@ def check_suffix(path: str | os.PathLike[str]) -> str:
         expected = f"an image suffix ({', '.join(sorted(WRITE_SUFFIXES))}), or .npz or .npy for the values"
         raise ImageError(f"{to_path(path)}: expected {expected}")
     return suffix
+
+
+def to_html_figure(pixels: Pixels, max_height: int, caption: str) -> str:
+    """Return an HTML figure with a JPEG of the image, scaled down to a maximum height."""
+    from gradcam.images.draw import scale_to_height
+
+    pixels = scale_to_height(pixels, max_height) if pixels.shape[0] > max_height else pixels
+    data, text = base64.b64encode(encode_image(pixels, ".jpg", 90)).decode(), html.escape(caption)
+    image = f'<img src="data:image/jpeg;base64,{data}" alt="{text}" style="max-width: 100%">'
+    style = f"margin: 0; max-width: {pixels.shape[1]}px"
+    return f'<figure style="{style}">{image}<figcaption>{text}</figcaption></figure>'

@@ -27,10 +27,10 @@ from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.fits import check_sizes, find_step, get_steps, show_whole, take_size
 from gradcam.models.labels import find_class
 from gradcam.models.preprocess import Prepared, Preprocess, Reader, Reading, check_same_sizes, find_windows, to_reading
-from gradcam.models.results import ImageAttribution, ImageExplanation, to_probabilities
+from gradcam.models.results import ImageAttribution, ImageExplanation
 from gradcam.models.tiles import Explanations, Tiles, explain_tiles, stack
 from gradcam.options import PREDICTIONS, ExplainOptions, Progress, keep_old_names
-from gradcam.targets.classes import ClassTarget, to_class_target
+from gradcam.targets.classes import ClassTarget, to_class_target, to_probabilities
 
 Pass = tuple[Sequence[str | nn.Module], Plan]  # target layers of one forward pass, and the plan for them
 

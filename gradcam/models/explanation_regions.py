@@ -102,7 +102,8 @@ class ExplanationRegions:
         >>> explanation.masks(threshold=0.5).shape, explanation.masks().dtype
         ((1, 640, 800), dtype('bool'))
         """
-        return np.stack([find_mask(values, threshold=threshold) for _, values in self._place(i, k)])
+        masks = [find_mask(values, threshold=threshold) for _, values in self._place(i, k)]
+        return np.array(masks, bool).reshape(-1, *self.images[i].shape[:2])  # An image may have no instance.
 
     def _place(self: Any, i: int, k: int | None) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield the number of each selected heatmap, and its values on the image."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import html
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +16,10 @@ from gradcam.attributions.draw import draw_attribution, place_in_image
 from gradcam.cam.explain import Explanation
 from gradcam.errors import GradcamError
 from gradcam.hooks.containers import take_rows
-from gradcam.images.draw import join_rows, overlay, scale_to_height
+from gradcam.images.draw import join_rows, overlay
 from gradcam.images.marks import Mark, draw_marks
 from gradcam.images.read import Pixels, Region, Spacing
-from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, encode_image, encode_png, select_maps, write_image
+from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, encode_png, select_maps, to_html_figure, write_image
 from gradcam.models.explanation_regions import ExplanationRegions
 from gradcam.models.figures import FigureMaker
 from gradcam.models.labels import name_class
@@ -29,7 +27,7 @@ from gradcam.models.page_contents import find_probability, show_explanation
 from gradcam.options import keep_old_names
 from gradcam.renames import find_old_names
 from gradcam.targets.base import Instance
-from gradcam.targets.classes import ClassTarget, probabilities, resolve_logits
+from gradcam.targets.classes import to_probabilities
 from gradcam.web.page import Page
 
 MAX_HEIGHTS = (640, 320)  # maximum height in a notebook, in pixels, for a single image and for several images
@@ -267,17 +265,9 @@ class ImageResult(_SharedFields, FigureMaker):
         height = MAX_HEIGHTS[0] if len(cells) == len(cells[0]) == 1 else MAX_HEIGHTS[1]
         page = ""
         for i, row in enumerate(cells):
-            figures = "".join(_to_figure(pixels, height, self.caption(i, k)) for k, pixels in enumerate(row))
+            figures = "".join(to_html_figure(pixels, height, self.caption(i, k)) for k, pixels in enumerate(row))
             page += f'<div style="display: flex; flex-wrap: wrap; gap: 8px; margin-bottom: 8px">{figures}</div>'
         return page
-
-
-def _to_figure(pixels: Pixels, height: int, caption: str) -> str:
-    pixels = scale_to_height(pixels, height) if pixels.shape[0] > height else pixels
-    data, text = base64.b64encode(encode_image(pixels, ".jpg", 90)).decode(), html.escape(caption)
-    image = f'<img src="data:image/jpeg;base64,{data}" alt="{text}" style="max-width: 100%">'
-    style = f"margin: 0; max-width: {pixels.shape[1]}px"
-    return f'<figure style="{style}">{image}<figcaption>{text}</figcaption></figure>'
 
 
 @keep_old_names
@@ -507,12 +497,6 @@ def to_mark(instance: Instance) -> Mark:
     mask = None if instance.mask is None else instance.mask.cpu().numpy()
     shape: dict[str, Any] = {"box": box, "edge": instance.edge, "mask": mask, "point": instance.point}
     return Mark(**shape, text=text, number=instance.number, dashed=instance.kind == "missed")
-
-
-def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
-    """Return the probabilities of all classes, float32 (N,C), from a model's output for this many images."""
-    target, logits = resolve_logits(ClassTarget(activation=activation), output, images)
-    return probabilities(logits, target.activation)
 
 
 @keep_old_names

@@ -312,6 +312,12 @@ def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
     return logits.softmax(1)
 
 
+def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
+    """Return the probabilities of all classes, float32 (N,C), from a model's output for this many images."""
+    target, logits = resolve_logits(ClassTarget(activation=activation), output, images)
+    return probabilities(logits, target.activation)
+
+
 def is_dense_float(tensor: Tensor) -> bool:
     """Return whether a tensor supports arithmetic: floats of at least 16 bits, dense, and not on the meta device."""
     is_dense = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested

@@ -187,6 +187,13 @@ def test_a_blank_map_has_no_box(explanation: Any) -> None:
     assert blank.masks().sum() == 0
 
 
+def test_an_image_without_detections_has_no_box_and_no_mask(explanation: Any) -> None:
+    empty = replace(explanation, instances=[[] for _ in explanation.images])
+    assert empty.boxes() == []
+    assert empty.masks().shape == (0, *explanation.images[0].shape[:2])
+    assert empty.masks().dtype == bool
+
+
 def test_a_function_has_boxes_without_a_class(classifier: gradcam.Classifier, photo: Photo) -> None:
     explanation = classifier.explain(photo("coffee.jpg"), target=lambda output: output[:, 967] - output[:, 968])
     assert [(box.index, box.label) for box in explanation.boxes()] == [(None, None)]
