@@ -320,3 +320,28 @@ def test_a_compiled_forward_method_runs_eagerly(monkeypatch: pytest.MonkeyPatch)
     actual = gradcam.explain(model, images, "1", target=1).maps
     torch.testing.assert_close(actual, expected)
     assert len(graphs) == compiled_graphs
+
+
+class Buffered(nn.Module):
+    """A layer that returns its own buffer, in a module inside the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.register_buffer("grid", torch.rand(1, 3, 8, 8))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.inner.grid
+
+
+def test_a_buffer_that_a_layer_returns_gets_no_graph() -> None:
+    layer = Buffered()
+    model = nn.Sequential(layer, nn.Conv2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    buffer, values = layer.inner.grid, layer.inner.grid.clone()
+    with gradcam.TargetLayer(layer) as target:
+        target.backward(model(torch.rand(1, 3, 8, 8))[0, 1])
+        assert layer.inner.grid is buffer
+        assert not buffer.requires_grad
+        assert buffer.grad_fn is None
+    assert torch.equal(buffer, values)
+    assert target.gradients.any()

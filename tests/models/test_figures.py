@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import cv2
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -190,6 +191,16 @@ def test_the_colour_bar_has_the_colours_of_the_heatmap(
         assert np.abs(shown - gradcam.overlay(grey, heatmap, **options)[0, 0].astype(int)).max() <= 6
     labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
     assert labels == (["−1", "0", "1"] if signed else ["0", "0.5", "1"])
+
+
+def test_the_colour_bar_of_a_colour_base_has_the_pure_colours(explanation: ImageExplanation, tmp_path: Path) -> None:
+    figure = explanation.figure(tmp_path / "a.png", i=0, base="color")
+    with Image.open(tmp_path / "a.png") as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    box = figure.axes[-1].get_position()
+    row = pixels[round((1 - (box.y0 + box.y1) / 2) * len(pixels))]
+    turbo = cv2.cvtColor(cv2.applyColorMap(np.array([[191]], np.uint8), cv2.COLORMAP_TURBO), cv2.COLOR_BGR2RGB)[0, 0]
+    assert np.abs(row[round((box.x0 + 0.75 * box.width) * pixels.shape[1])] - turbo.astype(int)).max() <= 6
 
 
 def test_methods_are_columns_and_images_rows(compared: dict[Any, ImageExplanation], tmp_path: Path) -> None:
