@@ -26,7 +26,7 @@ MAX_SCALE_BAR_SHARE = 0.4  # of the width of the image
 MAX_PIXEL_STRETCH = 0.01  # If pixels are not square, a horizontal scale bar would not measure vertical distances.
 # Lengths in inches. The default width is a page with two columns. LINE is the height of a line of text.
 WIDTH, MARGIN, GAP, ROW_GAP, TEXT_GAP, LINE = 7.0, 0.05, 0.08, 0.12, 0.04, 0.135
-MIN_CELL_WIDTH, MAX_PANEL_HEIGHT, BAR_WIDTH, BAR_HEIGHT = 0.5, 4.0, 2.0, 0.08
+MIN_CELL_WIDTH, MIN_WRAPPED_WIDTH, MAX_PANEL_HEIGHT, BAR_WIDTH, BAR_HEIGHT = 0.5, 1.0, 4.0, 2.0, 0.08
 TITLE_SIZE, NOTE_SIZE, INK, MUTED = 8.0, 7.0, "#111111", "#555555"  # font sizes in points, and colours of text
 MAX_LINES = 3  # of a title, a note or a label
 TEXT_SLACK = 1.03  # Programs that open an SVG or PDF may set text a little wider than matplotlib measures it.
@@ -63,9 +63,10 @@ def figure(
 ) -> Figure:
     """Draw explanations for a paper: the images, a heatmap for each class or method, titles and one colour bar.
 
-    One method gives a row per image, with a column per class. Several methods give a row per image and class, with a
-    column per method and layer. All panels have the same height. If the images have a pixel spacing in mm (DICOM
-    files), a scale bar is drawn. The figure is drawn without pyplot. It needs matplotlib (extra `plots`).
+    One method gives a row per image, with a column per class. Many classes continue on further rows. Several methods
+    give a row per image and class, with a column per method and layer. All panels have the same height. If the images
+    have a pixel spacing in mm (DICOM files), a scale bar is drawn. The figure is drawn without pyplot. It needs
+    matplotlib (extra `plots`).
 
     Parameters
     ----------
@@ -126,6 +127,9 @@ def figure(
             f"The figure would have {count} panels, more than {MAX_PANELS}: draw fewer images or classes."
         )
     rows = rows if title else [[panel._replace(title="", note="") for panel in row] for row in rows]
+    if all(len(group) == 1 for group in groups):  # Continue many classes, such as words, on further rows.
+        columns = int(width / MIN_WRAPPED_WIDTH)
+        rows = [row[start : start + columns] for row in rows for start in range(0, len(row), columns)]
     evidence = _find_evidence([source for group in groups for source in group]) if colorbar else None
     interpolation = "antialiased" if suffix == ".png" else "none"  # With "none", PDF and SVG files have all pixels.
     with mpl.rc_context(SETTINGS):

@@ -122,10 +122,11 @@ def test_wrong_figures(run: Command, folder: Path, small: Photo, options: list[s
     assert files(folder) == ["koala.png"]
 
 
-def test_too_many_panels_in_a_row(run: Command, folder: Path, small: Photo) -> None:
-    outcome = run(small("koala.webp"), "--figure", "a.pdf", "--top-k", "14")
-    outcome.check_error(1, "a.pdf: 15 panels side by side do not fit into a width of 7 inches")
-    assert files(folder) == []
+def test_many_classes_continue_on_further_rows(run: Command, folder: Path, small: Photo) -> None:
+    assert run(small("koala.webp"), "--figure", "a.png", "--top-k", "14").status == 0
+    assert run(small("koala.webp"), "--figure", "b.png", "--top-k", "6").status == 0
+    heights = [Image.open(folder / name).height for name in ("a.png", "b.png")]
+    assert heights[0] > 2 * heights[1]  # 15 panels are on three rows, and 7 panels on one.
 
 
 def test_a_figure_that_cannot_be_written(run: Command, folder: Path, small: Photo) -> None:
