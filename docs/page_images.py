@@ -25,10 +25,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from sphinx.errors import ExtensionError
 
 from gradcam.cli import cli
+from tests.docs.labelled import make_labelled
 
 DOCS = Path(__file__).parent
 ASSETS = DOCS.parent / "assets"
@@ -113,20 +113,7 @@ def in_workspace() -> Iterator[None]:
             Path("photos").mkdir()
             for name in ("coffee.jpg", "rocket.jpg"):
                 shutil.copy(ASSETS / name, "photos")
-            _write_labelled_photos()
+            make_labelled(Path("labelled"))
             yield
         finally:
             os.chdir(before)
-
-
-def _write_labelled_photos() -> None:
-    """Write twelve crops of each of two photographs, in folders that are named like their classes."""
-    for label, name in {"espresso": "coffee.jpg", "macaw": "macaw.webp"}.items():
-        Path("labelled", label).mkdir(parents=True)
-        with Image.open(ASSETS / name) as file:
-            photo = file.convert("RGB")
-        side = min(photo.size) * 4 // 5
-        for number in range(12):
-            left, top = number % 4 * (photo.width - side) // 3, number // 4 * (photo.height - side) // 2
-            crop = photo.crop((left, top, left + side, top + side))
-            crop.resize((240, 240)).save(Path("labelled", label, f"{number:02}.jpg"))

@@ -12,6 +12,7 @@ import torchvision
 from PIL import Image
 
 from tests.adapters.test_yolo import build
+from tests.docs.labelled import make_labelled
 from tests.docs.pages import ROOT
 
 MINE = """
@@ -104,19 +105,6 @@ def make_readers(folder: Path) -> None:
         tokenizer.save_pretrained(folder / name)
         sizes = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
         library.CLIPImageProcessor(**sizes).save_pretrained(folder / name)
-
-
-def make_labelled(folder: Path) -> Path:
-    """Write twelve crops of each of two photographs, in folders that are named like their classes."""
-    for name, source in {"espresso": "coffee.jpg", "macaw": "macaw.webp"}.items():
-        (folder / name).mkdir(parents=True)
-        with Image.open(ROOT / "assets" / source) as picture:
-            side = min(picture.size) * 4 // 5
-            for number in range(12):
-                x0, y0 = number % 4 * (picture.width - side) // 3, number // 4 * (picture.height - side) // 2
-                part = picture.convert("RGB").crop((x0, y0, x0 + side, y0 + side))
-                part.resize((240, 240)).save(folder / name / f"{number:02}.jpg")
-    return folder
 
 
 def make_yolo(folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from numpydoc.docscrape import FunctionDoc
 from numpydoc.validate import validate
 
-from tests.docs.conftest import make_labelled
+from tests.docs.labelled import make_labelled
 from tests.docs.pages import ROOT
 
 REFERENCE = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
