@@ -189,6 +189,12 @@ def test_every_section_whose_code_makes_an_image_shows_one() -> None:
     assert without == []
 
 
+def headings_of(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_every_cell_of_the_features_table_has_its_evidence() -> None:
     text = (ROOT / "docs/explanation/features.md").read_text(encoding="utf-8")
     header, _, *rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
@@ -197,7 +203,10 @@ def test_every_cell_of_the_features_table_has_its_evidence() -> None:
         _, ours, *theirs = row
         link = re.fullmatch(r"\[.+\]\((.+?)\)", ours)
         assert link, row
-        assert (ROOT / "docs/explanation" / link[1]).exists(), row
+        page, _, anchor = link[1].partition("#")
+        target = ROOT / "docs/explanation" / page
+        assert target.exists(), row
+        assert not anchor or anchor in headings_of(target), row
         versions = [re.search(r" \((\d+\.\d+\.\d+)\)$", cell) for cell in theirs]
         assert [version and version[1] for version in versions] == [
             "1.5.7",
