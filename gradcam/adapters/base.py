@@ -149,7 +149,7 @@ class Family(ABC):
 
     @property
     def usual_prompts(self) -> Sequence[str] | None:
-        """Return the default text prompts; None for models that take none."""
+        """Return the default text prompts; None for models without text prompts."""
         return None
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
@@ -255,7 +255,7 @@ class SegmenterAdapter(Family):
 
     @property
     def background(self) -> int | None:
-        """Return the index of the background class; None if the model has none."""
+        """Return the index of the background class; None if there is no background class."""
         names = [label.casefold().strip("_") for label in self.labels or ()]
         return names.index("background") if "background" in names else None
 

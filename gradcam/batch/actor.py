@@ -254,7 +254,7 @@ class Actor:
         return classifier
 
     def _fail(self, error: BaseException) -> ActorReply:
-        """Return a reply with an error for the driver to raise. If the error is unexpected, name this machine in it."""
+        """Return a reply with an error, which the driver raises. The message of an unexpected error names this machine."""
         lines = traceback.format_exception(error)
         if not isinstance(error, (ClusterError, DeviceError, OutputError, StoreError)):
             reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
