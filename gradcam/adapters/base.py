@@ -234,8 +234,8 @@ class DetectorAdapter(Family):
     ) -> list[list[LocalGradient]] | None:
         """Return the local gradients of the detections' scores or box edges, as one list per input (N,C,H,W).
 
-        If `edge` is None, scores are differentiated. Otherwise, `edge` is the index of a box edge. If there is no
-        shortcut, the result is None, and the caller has to differentiate with autograd.
+        If `edge` is None, scores are differentiated. Otherwise, `edge` is the index of a box edge. If the
+        adapter cannot compute local gradients, the result is None, and the caller has to use autograd.
         """
         return None
 

@@ -415,7 +415,7 @@ class ProgressBar:
         self._last_drawn = -math.inf
 
     def update(self, completed: int, total: int | None = None) -> None:
-        """Set the progress. Draw the bar if the total has changed, or some time after the last drawing."""
+        """Set the progress. Draw the bar if the total has changed, or if enough time has passed since the last drawing."""
         has_new_total = total not in (None, self.total)
         self.completed, self.total = completed, self.total if total is None else total
         if has_new_total or time.monotonic() - self._last_drawn >= SECONDS_BETWEEN_DRAWINGS:

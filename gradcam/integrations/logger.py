@@ -298,7 +298,7 @@ def _to_picture(image: Tensor, size: Sequence[int], mean: Any, std: Any) -> Pixe
 
 
 def _read_originals(originals: Sequence[Any], sizes: Sequence[tuple[int, ...]]) -> list[Pixels]:
-    """Read the images to draw on. Raises `ImageError` if they show another area than the model's input."""
+    """Read the images to draw on. Raises `ImageError` if an image shows another area than the model's input."""
     pictures = [read_image(original) for original, _ in zip(originals, sizes)]
     shapes = [picture.shape[:2] for picture in pictures]
     ratios = [shape[1] * size[0] / (shape[0] * size[1]) for shape, size in zip(shapes, sizes)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_PANELS, DOTS_PER_INCH = 40, 300
 COLOUR_COUNT = 256  # number of colours in the colour bar
 MAX_SCALE_BAR_SHARE = 0.4  # longest scale bar, as a share of the image's width
-MAX_PIXEL_STRETCH = 0.01  # If pixels are less square, no scale bar is drawn: it would be wrong for vertical distances.
+MAX_PIXEL_STRETCH = 0.01  # If pixels are not square, the scale bar is left out: it would be wrong for heights.
 # Lengths in inches. The default width is a page with two columns. LINE is the height of a line of text.
 WIDTH, MARGIN, GAP, ROW_GAP, TEXT_GAP, LINE = 7.0, 0.05, 0.08, 0.12, 0.04, 0.135
 MIN_CELL_WIDTH, MIN_WRAPPED_WIDTH, MAX_PANEL_HEIGHT, BAR_WIDTH, BAR_HEIGHT = 0.5, 1.0, 4.0, 2.0, 0.08

@@ -1,4 +1,4 @@
-"""The response to a request without the token. Its script requests the page again with a token that the tab stored."""
+"""The response to a request without the token: a page whose script tries again with the token that the tab stored."""
 
 from __future__ import annotations
 

@@ -421,7 +421,7 @@ class SanityChecks:
         return self.other_images[probabilities.argsort(stable=True)[: CELLS - 1]]
 
     def _test_placement(self, heatmap: Tensor, other_images: Tensor) -> tuple[PlacementGrid, Tensor, list[TestResult]]:
-        """Return the test images, their heatmaps, and the results. The list is empty if the target is fixed."""
+        """Return the test images, the heatmaps, and the results. A target with a fixed position gets no results."""
         grid = None if self.has_fixed_place else find_recognised_grid(self.subject, other_images)
         placed_maps, results, view_maps = heatmap.expand(CELLS, -1, -1), list[TestResult](), heatmap
         if grid is not None:

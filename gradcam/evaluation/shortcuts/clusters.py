@@ -168,10 +168,10 @@ def _join(points: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], list[slice
 
 
 def build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> Iterator[Cluster]:
-    """Yield a cluster from each part of one class, and measure how rare its evidence is in other images.
+    """Yield a cluster from each part of one class, and measure how rare the part's evidence is in other images.
 
-    An image has the evidence if its value reaches a threshold, which 80 % of the part's members reach. For `place`, the
-    value is the amount of evidence at the part's position. Images of other classes are compared with images of the
+    A value is computed for each image, and 80 % of the part's members reach a threshold. An image that reaches the
+    threshold has the evidence. For `place`, the value is the amount of evidence at the part's position. Images of other classes are compared with images of the
     part's class. For `apart`, the value is the similarity to the part's mean features. Images outside the part are
     compared with members of the part. Each member is compared with the mean features of the other members.
     """

@@ -50,7 +50,7 @@ MAX_NESTING = 200
 MUTATING_STEPS = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
 BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # torch.load creates bytearrays of any length
 MAX_UNPACK_RATIO = 4  # unpacked size / file size; torch.save does not compress
-MAX_BYTES = 2**26  # of a bytearray; also added to the limit of the unpacked size
+MAX_BYTES = 2**26  # maximum size of a bytearray; an unpacked file may exceed MAX_UNPACK_RATIO by this size
 FACTORY_HINT = "To load the file with your own function, give --model FILE.py:FUNCTION."
 HEADER_BYTES = 512
 # Suffixes that checkpoints share with other kinds of files.

@@ -109,8 +109,8 @@ def _register_parameter_hook() -> None:
 def empty_parameters() -> Iterator[None]:
     """Create parameters without values in this thread, so that no time is spent on sampling random values.
 
-    In contrast to `torch.device("meta")`, all other tensors have values. Constructors compute widths, for example, with
-    such tensors.
+    In contrast to `torch.device("meta")`, all other tensors have values. Constructors need such values,
+    for example to compute widths.
     """
     _register_parameter_hook()
     was_empty, _building.is_empty = getattr(_building, "is_empty", False), True
