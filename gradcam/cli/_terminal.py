@@ -80,7 +80,7 @@ def handle_signals() -> Iterator[None]:
                 os.write(stream, b"")
             except OSError:  # noqa: PERF203  (only this stream is redirected)
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        raise _watch(number)  # Use no variable, which would keep a swallowed exception alive.
+        raise _watch(number)  # A variable would keep a swallowed exception alive.
 
     def show_other_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
         if not isinstance(unraisable.exc_value, (InterruptSignal, TerminationSignal)):
@@ -415,7 +415,7 @@ class ProgressBar:
         self._last_drawn = -math.inf
 
     def update(self, completed: int, total: int | None = None) -> None:
-        """Set the progress. Draw the bar if the total has changed, or if enough time has passed since the last drawing."""
+        """Set the progress. Draw the bar if the total has changed, or if the last drawing is old enough."""
         has_new_total = total not in (None, self.total)
         self.completed, self.total = completed, self.total if total is None else total
         if has_new_total or time.monotonic() - self._last_drawn >= SECONDS_BETWEEN_DRAWINGS:

@@ -196,7 +196,8 @@ def run_batch(batch: BatchOptions) -> int:
 def _start_engine(batch: BatchOptions, stack: contextlib.ExitStack) -> tuple[Engine, str | None]:
     """Return the engine, and the device type of its models. The type is None if the model runs in this process.
 
-    If models run in other processes, the model of this process only prepares the request. The engine ends when `stack` is closed.
+    If models run in other processes, the model of this process only prepares the request. The engine ends when
+    `stack` is closed.
     """
     model, layers = batch.settings.model, batch.settings.layers
     load = partial(load_on, model, layers[0] if layers else None)

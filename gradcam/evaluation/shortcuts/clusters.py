@@ -171,9 +171,10 @@ def build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> Ite
     """Yield a cluster from each part of one class, and measure how rare the part's evidence is in other images.
 
     A value is computed for each image, and 80 % of the part's members reach a threshold. An image that reaches the
-    threshold has the evidence. For `place`, the value is the amount of evidence at the part's position. Images of other classes are compared with images of the
-    part's class. For `apart`, the value is the similarity to the part's mean features. Images outside the part are
-    compared with members of the part. Each member is compared with the mean features of the other members.
+    threshold has the evidence. For `place`, the value is the amount of evidence at the part's position. Images
+    of other classes are compared with images of the part's class. For `apart`, the value is the similarity to the part's
+    mean features. Images outside the part are compared with members of the part. For a member, the mean features are
+    computed from the other members.
     """
     class_ = int(evidence.classes[parts[0][0]])
     in_class = evidence.classes == class_

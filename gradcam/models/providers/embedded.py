@@ -37,7 +37,7 @@ TENSORFLOW_EPSILON = 1e-3
 
 def build(classes: int) -> nn.Module:
     """Return the network without weights, for this number of classes."""
-    with torch.device("meta"):  # saves the sampling of random weights
+    with torch.device("meta"):  # avoids the sampling of random weights
         return EfficientNetLite0(classes)
 
 

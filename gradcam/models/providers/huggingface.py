@@ -198,7 +198,7 @@ def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -
 
 @contextlib.contextmanager
 def _open_source(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
-    """Yield transformers (without its logging), a model's source, whether the source is local, and the configuration."""
+    """Yield transformers (with logging off), a model's source, whether the source is local, and the configuration."""
     transformers = base.import_extra("transformers", "hf")
     name, is_local = _find_source(transformers, name)
     logging = transformers.utils.logging
