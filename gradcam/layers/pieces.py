@@ -106,7 +106,11 @@ class Pieces:
     def number_pieces(self, layer: str, shape: Sequence[int]) -> list[Numbers]:
         """Return the token numbers of each piece's cells in an output (...,C) of the vision tower or the projector."""
         if len(shape) == 4 and shape[0] == len(self.grids):
-            return list(np.arange(math.prod(shape[:3])).reshape(shape[:3]))
+            cells = np.arange(math.prod(shape[:3])).reshape(shape[:3])
+            # Smaller images lie in the upper left corner, and the rest is padding.
+            shares = np.array(self.grids) / np.max(self.grids, axis=0)
+            ends = np.ceil(shares * shape[1:3] - 1e-6).astype(int)
+            return [row[:height, :width] for row, (height, width) in zip(cells, ends)]
         tokens = shape[-2] if len(shape) in (2, 3) else 0
         for factor in (1, self.merge):
             grids = [(height // factor, width // factor) for height, width in self.grids]
