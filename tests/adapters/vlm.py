@@ -197,7 +197,7 @@ def make_idefics_processor(name: str, backend: str) -> Any:
 
 
 def make_qwen_processor(name: str, backend: str, patch: int = 14) -> Any:
-    sides = {"size": {"shortest_edge": 3136, "longest_edge": 40000}, "min_pixels": 3136, "max_pixels": 40000}
+    sides = {"size": {"shortest_edge": 7056, "longest_edge": 40000}, "min_pixels": 7056, "max_pixels": 40000}
     images = make_image_processor("Qwen2VL", backend, patch_size=patch, merge_size=2, temporal_patch_size=2, **sides)
     names = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
     video = getattr(T, "Qwen3VLVideoProcessor" if name == "Qwen3VL" else "Qwen2VLVideoProcessor")()
@@ -373,7 +373,7 @@ FAMILIES: dict[str, Family] = {
         (*CLIP_LAYERS, "model.multi_modal_projector"), image="<boi>", is_nested=True,
     ),
     "florence2": Family(
-        make_florence, make_florence_processor, (f"{TOWER}.convs.3", f"{TOWER}.blocks.3", "model.multi_modal_projector"),
+        make_florence, make_florence_processor, (f"{TOWER}.convs.3", f"{TOWER}.blocks.3.0", "model.multi_modal_projector"),
         ("model.language_model.encoder.layers.0",), image="", max_images=1,
     ),
     "kosmos2": Family(
