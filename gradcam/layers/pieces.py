@@ -212,7 +212,7 @@ def _to_layout(views: Sequence[Sequence[NumberedView]], k: int, axis: int, devic
     height, width = (max(sides) for sides in zip(*(numbers.shape for numbers, _ in selected)))
     padded, windows = np.full((len(selected), height, width), -1), []
     for target, (numbers, (top, left, rows, columns)) in zip(padded, selected):
-        h, w = numbers.shape if numbers.size else (height, width)
-        target[: numbers.shape[0], : numbers.shape[1]] = numbers
+        h, w = numbers.shape
+        target[:h, :w] = numbers
         windows.append((top * h, left * w, rows * h, columns * w))
     return TokenLayout(torch.from_numpy(padded).to(device), axis, tuple(windows))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from gradcam.targets import Token
 
 T: Any = pytest.importorskip("transformers")
 
-from tests.adapters.vlm import FAMILIES, SQUARE, TALL, WIDE, Family, Numbers, Size, make_image, process
+from tests.adapters.vlm import FAMILIES, SQUARE, TALL, WIDE, Family, Numbers, Size, find_token, make_image, process
 
 STRIP = (20, 112)
 PROMPTS: dict[str, list[list[Size]]] = {
@@ -220,6 +221,10 @@ DESCRIPTIONS: dict[str, Callable[[list[Size], dict[str, Any]], list[list[View]]]
     "kosmos2": describe_fixed(4, 1, None),
     "mistral3": functools.partial(describe_pixtral, merge=2),
 }
+IMAGE_TOKENS = {
+    "pixtral": "[IMG]", "mistral3": "[IMG]", "qwen2_vl": "<|image_pad|>", "qwen2_5_vl": "<|image_pad|>",
+    "qwen3_vl": "<|image_pad|>", "internvl": "<context>", "aya": "<|IMG_PATCH|>", "gemma3": "<soft>",
+}  # fmt: skip
 DEFAULT_LAYERS = {
     "llava": "model.vision_tower.encoder.layers.1",
     "pixtral": "model.multi_modal_projector.linear_1",
@@ -319,3 +324,155 @@ def test_a_painted_square_lands_within_one_cell(name: str, label: str, backend: 
                 offsets = [abs(peak - goal) * count for peak, goal, count in zip(find_peak(heatmap), place, counts)]
                 assert heatmap.max() > 0
                 assert max(offsets) <= 1, (layers[k], image, view, place, offsets, counts)
+
+
+def interpolate(values: NDArray[np.float64], part: tuple[float, ...], size: Sequence[int]) -> NDArray[np.float64]:
+    """Resize a part (top, left, height, width) of a map, by the bicubic interpolation of Keys (1981) with a = -0.75."""
+    for axis in (0, 1):
+        cells, matrix = values.shape[axis], np.zeros((size[axis], values.shape[axis]))
+        for i in range(size[axis]):
+            place = part[axis] + (i + 0.5) * part[2 + axis] / size[axis] - 0.5
+            for tap in range(math.floor(place) - 1, math.floor(place) + 3):
+                x, a = abs(place - tap), -0.75
+                inner, outer = (a + 2) * x**3 - (a + 3) * x**2 + 1, a * (x**3 - 5 * x**2 + 8 * x - 4)
+                matrix[i, min(max(tap, 0), cells - 1)] += inner if x <= 1 else outer if x < 2 else 0
+        values = matrix @ values if axis == 0 else values @ matrix.T
+    return values.clip(min=0)
+
+
+def interpolate_signs(values: NDArray[np.float64], *where: Any) -> NDArray[np.float64]:
+    """Resize the positive and the negative values, each by itself."""
+    return interpolate(values.clip(min=0), *where) - interpolate((-values).clip(min=0), *where)
+
+
+def append_words(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Append the tokens of an answer to the inputs."""
+    inputs = {key: value for key, value in inputs.items() if key != "labels"}
+    words = torch.tensor([WORDS])
+    if name == "florence2":
+        words = torch.tensor([[2, *WORDS]])
+        return inputs | {"decoder_input_ids": words.expand(len(inputs["input_ids"]), -1)}
+    for key, value in inputs.items():
+        if key in ("input_ids", "attention_mask") or key.endswith(("token_type_ids", "position_mask")):
+            new = {"input_ids": words, "attention_mask": torch.ones_like(words)}.get(key, torch.zeros_like(words))
+            inputs[key] = torch.cat([value, new.expand(len(value), -1).to(value.dtype)], 1)
+    return inputs
+
+
+def run_by_hand(
+    model: nn.Module, inputs: dict[str, Any], layer: str, score: Callable[[Any], Tensor]
+) -> list[NDArray[np.float64]]:
+    """Return gradient times activation of each score (K), summed over the channels, for all tokens of a layer."""
+    outputs: list[Any] = []
+    handle = model.get_submodule(layer).register_forward_hook(lambda module, args, output: outputs.append(output))
+    scores = score(model(**inputs))
+    handle.remove()
+    output = outputs[0]
+    tensor = output if isinstance(output, Tensor) else output[0]
+    gradients = [torch.autograd.grad(scores[:, k].sum(), tensor, retain_graph=True)[0] for k in range(scores.shape[1])]
+    return [(tensor * gradient).sum(-1).flatten().detach().numpy() for gradient in gradients]
+
+
+def lay_out(tokens: NDArray[np.float64], rows: list[list[tuple[Numbers, Window]]]) -> NDArray[np.float64]:
+    """Return the map of each image, from the values of all tokens and the numbers of the cells of each view."""
+    levels = []
+    for view in range(max(map(len, rows))):
+        parts = []
+        for row in rows:
+            numbers, window = row[view] if view < len(row) else (np.zeros((0, 0), int), WHOLE)
+            height, width = numbers.shape
+            part = (window[0] * height, window[1] * width, window[2] * height, window[3] * width)
+            parts.append((tokens[numbers], part))
+        sizes = [[math.ceil(max(part[2 + axis] for _, part in parts) - 1e-6) for axis in (0, 1)]] * len(parts)
+        maps = [
+            np.zeros(size) if not cells.size
+            else cells if part == (0, 0, *size) and cells.shape == tuple(size) and len({p for _, p in parts}) == 1
+            else interpolate_signs(cells, part, size)
+            for (cells, part), size in zip(parts, sizes)
+        ]  # fmt: skip
+        levels.append(np.stack(maps))
+    finest = max((level.shape[1:] for level in levels), key=math.prod)
+    return sum(
+        level if level.shape[1:] == finest else np.stack([interpolate_signs(m, (0, 0, *m.shape), finest) for m in level])
+        for level in levels
+    )
+
+
+def list_text_views(inputs: dict[str, Any], image_token: int, views: list[list[View]]) -> list[list[tuple[Numbers, Window]]]:
+    """Return the views with the numbers of the cells among all tokens of the text."""
+    places = np.flatnonzero(inputs["input_ids"].flatten() == image_token)
+    return [[(places[tokens], WHOLE if len(row) > 1 else window) for _, tokens, window in row] for row in views]
+
+
+@pytest.fixture
+def _float64() -> Iterator[None]:
+    """Make float64 the default, because Kosmos-2's masks have the default type."""
+    for name in VISION_LANGUAGE:  # Make the models before.
+        make_exact_model(name)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("_float64")
+@pytest.mark.parametrize(("name", "label"), [(name, label) for name in VISION_LANGUAGE for label in list_prompts(name)])
+def test_maps_equal_autograd_by_hand(name: str, label: str) -> None:
+    family, prompts, model = FAMILIES[name], PROMPTS[label], make_exact_model(name)
+    inputs = process(family, make_images(prompts))
+    inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
+    views = DESCRIPTIONS[name]([size for row in prompts for size in row], inputs)
+    answered = append_words(name, inputs)
+    before = 0 if name == "florence2" else inputs["input_ids"].shape[1] - 1  # The position of the first word's logits.
+
+    def score_words(output: Any) -> Tensor:
+        return torch.stack([output.logits[:, before + k, word] for k, word in enumerate(WORDS)], 1)
+
+    def score_last(output: Any) -> Tensor:
+        scores: Tensor = output.logits[:, -1, [11, 12]]
+        return scores
+
+    cases: list[Any] = [(Token(WORDS), score_words, inputs), (score_last, score_last, answered)]
+    for layer in (resolve(model, DEFAULT_LAYERS[name]), *family.text_layers[:1]):
+        rows: list[list[tuple[Numbers, Window]]] = [[(cells, window) for cells, _, window in row] for row in views]
+        if layer in family.text_layers:
+            rows = list_text_views(answered, find_token(IMAGE_TOKENS.get(name, "<image>")), views)
+        for target, score, package_inputs in cases:
+            layer_argument = layer if layer in family.text_layers else None
+            options: Any = {"target": target, "method": "hirescam", "evidence": "signed"}
+            explanation = gradcam.explain(model, package_inputs, layer_argument, **options)
+            expected = np.stack([lay_out(tokens, rows) for tokens in run_by_hand(model, answered, layer, score)], 1)
+            assert explanation.layer.partition(":")[0] == layer
+            largest = np.abs(expected).max()
+            assert largest > 0
+            np.testing.assert_allclose(explanation.maps.numpy(), expected, rtol=0, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+def test_a_prompts_map_does_not_depend_on_another_prompt(name: str) -> None:
+    family, model = FAMILIES[name], make_model(name)
+    images = [[make_image(SQUARE, 3)], [make_image(SQUARE, 4)]]
+    inputs, others = process(family, images), process(family, [images[0], [make_image(SQUARE, 5)]])
+    alone, batch, changed = (
+        gradcam.explain(model, prompts, target=Token(WORDS), evidence="signed")
+        for prompts in (process(family, images[:1]), inputs, others)
+    )
+    assert alone.maps.flatten(2).any(2).all()
+    for explanation in (batch, changed):
+        torch.testing.assert_close(explanation.maps[:1], alone.maps, rtol=0, atol=1e-5 * float(alone.maps.abs().max()))
+    assert not torch.allclose(batch.maps[1], changed.maps[1], rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+def test_the_default_layer_is_after_the_norms_that_would_cancel_its_maps(name: str) -> None:
+    """Before a norm, the values of a token of the text would sum to zero, and only differences within it would be left."""
+    family, model = FAMILIES[name], make_exact_model(name)
+    inputs = process(family, make_images([[SQUARE]]))
+    inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
+    options: Any = {"target": Token(WORDS), "method": "hirescam", "evidence": "signed"}
+    with contextlib.ExitStack() as stack:
+        torch.set_default_dtype(torch.float64)
+        stack.callback(torch.set_default_dtype, torch.float32)
+        maps = gradcam.explain(model, inputs, **options).maps
+    side = 2 if maps.shape[-1] % 2 == 0 else 3
+    blocks = maps.unfold(2, side, side).unfold(3, side, side).flatten(4)
+    assert (blocks.sum(-1).abs() > 1e-3 * blocks.abs().sum(-1)).float().mean() > 0.9
