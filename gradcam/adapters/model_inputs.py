@@ -15,7 +15,7 @@ def to_model_batch(model: nn.Module, inputs: Mapping[str, Any]) -> Batch:
 
     Raises `ImageError` as `to_batch` does, and if the inputs do not fit the model.
     """
-    if "pixel_values" in inputs:
+    if "pixel_values" in inputs or "input_ids" in inputs:
         from gradcam.adapters import find_family
         from gradcam.adapters.vision_language import VisionLanguageModel
 

@@ -121,7 +121,8 @@ def make_kosmos() -> nn.Module:
     text |= {"max_position_embeddings": 200, "bos_token_id": 1, "eos_token_id": 2}
     vision = TINY | {"image_size": 28, "patch_size": 7}
     config = T.Kosmos2Config(vision_config=vision, text_config=text, latent_query_num=6)
-    model: nn.Module = T.Kosmos2ForConditionalGeneration(config).eval()
+    # In Transformers 4, fused attention hides most patches from the latent queries.
+    model: nn.Module = T.Kosmos2ForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
     return model
 
 
