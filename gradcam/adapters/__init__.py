@@ -78,7 +78,7 @@ def list_families(model: nn.Module) -> Iterator[Family]:
 
 
 def find_family_classes(kind: type) -> Iterator[type[Family]]:
-    """Yield the adapter classes that support this model class or one of its base classes."""
+    """Yield the adapter classes that support the model class `kind` or one of its base classes."""
     names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
     for pattern, family_class in FAMILIES.items():
         if any(re.fullmatch(pattern, name) for name in names):
