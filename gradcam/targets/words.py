@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.adapters.base import CaptionerAdapter, ModelRun
+from gradcam.adapters.tokenizers import UNSPACED_LETTER
 from gradcam.errors import TargetError, shorten
 from gradcam.hooks.containers import Batch
-from gradcam.options import argument_error
+from gradcam.options import argument_error, check_choice, check_count
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, ScoreExtractor, Target, TargetScores
-from gradcam.targets.boxes import require_family
+from gradcam.targets.boxes import list_numbers, require_family
+
+SCORES = ("logit", "logprob")
+EXCLUSIVE_FIELDS = (("ids", "say"), ("position", "word"))
+PROMPT_ERROR = (
+    "The prompt is part of the model's input: pass the processor's output for the prompt and the image, or load the "
+    "model with gradcam.load_model(model, processor=processor), and call its explain."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,14 +42,34 @@ class Token(Target):
     ids : sequence of int, or Tensor (T,), default None
         The caption's tokens, without start tokens and prompt. All images share this caption. If None, the model
         generates the caption by greedy decoding, for one image at a time.
-    position : int or sequence of int, default None
-        The positions of the tokens to explain, counted from 0. None means all tokens.
+    position : int, sequence of int, or nested sequence, default None
+        The positions of the tokens to explain, counted from 0. ``[(3, 4), 7]`` means two maps: one of the phrase of
+        tokens 3 and 4, and one of token 7. None means all tokens.
+    word : int, sequence of int, or all, default None
+        The words to explain, counted from 0, with one map for each word. The builtin `all` means all words. A word may
+        have several tokens. Words are separated by white space, and do not include the punctuation around them. In
+        languages without spaces between words, each token is a word. Needs the model's tokenizer.
+    say : str, default None
+        A sentence to explain instead of the generated caption. The model need not have generated it. Needs the model's
+        tokenizer.
+    score : str, default "logit"
+        "logit", or "logprob": the logarithm of the token's probability, given the earlier tokens. The score of a
+        phrase or word is the sum over its tokens.
+    against : str or int, default None
+        An alternative word, or its token: explain why the model prefers the word to this alternative, for example "yes"
+        to "no". The score is the difference of their logits at the same position. Only the first token of each is
+        compared. Unless `position` or `word` is given, the first token of the caption is explained.
+    prompt : str, default None
+        A question about the image. Only models that `gradcam.load_model` returns take it.
+    max_tokens : int, default 40
+        The maximum length of a generated caption, in tokens.
 
     Raises
     ------
     TargetError
-        If the caption has no tokens, or a position does not exist. When used with a model: if the model generates no
-        text, if a token is outside the model's vocabulary, or if the model needs a prompt that was not passed.
+        If the caption has no tokens, if a position or word does not exist, if an argument is invalid, or if two
+        arguments exclude each other. When used with a model: if the model generates no text, if a token is outside the
+        model's vocabulary, if the model needs a prompt that was not passed, or a tokenizer that it does not have.
 
     Notes
     -----
@@ -64,6 +95,15 @@ class Token(Target):
     >>> explanation.maps.shape, explanation.instances[0][1].name
     (torch.Size([1, 2, 4, 4]), 'token 9')
 
+    One map of a phrase, and the difference between a word and an alternative:
+
+    >>> phrase = gradcam.explain(model, torch.rand(1, 3, 32, 32), target=Token([7, 8, 9], [(0, 1)], score="logprob"))
+    >>> phrase.instances[0][0].name, phrase.maps.shape[1]
+    ('token 7 token 8', 1)
+    >>> difference = gradcam.explain(model, torch.rand(1, 3, 32, 32), target=Token([7], against=8))
+    >>> difference.instances[0][0].against
+    ('token 8',)
+
     References
     ----------
     Li et al., "Token Activation Map to Visually Explain Multimodal LLMs", ICCV 2025, on the contribution of earlier
@@ -72,56 +112,125 @@ class Token(Target):
 
     ids: Any = None
     position: Any = None
+    word: Any = field(default=None, kw_only=True)
+    say: str | None = field(default=None, kw_only=True)
+    score: str = field(default="logit", kw_only=True)
+    against: str | int | None = field(default=None, kw_only=True)
+    prompt: str | None = field(default=None, kw_only=True)
+    max_tokens: int = field(default=40, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not self.positions or not all(_is_integer(position) and position >= 0 for position in self.positions):
-            expected = "a token number from 0, several, or None for all."
+        if not self.phrases or not all(map(_is_phrase, self.phrases)):
+            expected = "a token number from 0, several, or None for all. [(3, 4), 7] is a phrase and a token."
             raise argument_error(self.position, "The position", expected, TargetError)
+        for first, second in EXCLUSIVE_FIELDS:
+            if getattr(self, first) is not None and getattr(self, second) is not None:
+                raise TargetError(f"{first}= and {second}= exclude each other: give only one of them.")
+        if self.word is not None:
+            list_numbers(self.word, "The word")
+        for name, value in (("sentence", self.say), ("prompt", self.prompt)):
+            if value is not None and not _is_text(value):
+                raise argument_error(value, f"The {name}", "a text that is not empty.", TargetError)
+        if self.against is not None and not _is_text(self.against) and not _is_position(self.against):
+            expected = "a text that is not empty, or a token id from 0."
+            raise argument_error(self.against, "The alternative", expected, TargetError)
+        check_choice(self.score, "The score", SCORES, TargetError)
+        check_count(self.max_tokens, "max_tokens", error=TargetError)
         if self.ids is not None:
-            self.choose(to_tokens(self.ids))
+            tokens = to_tokens(self.ids)
+            if self.word is None:  # Words are known only after decoding.
+                self.choose(tokens)
 
     @property
-    def positions(self) -> Sequence[Any]:
-        """Return the positions as a sequence. If `position` is None, return [0], which passes all checks."""
-        has_several = isinstance(self.position, (list, tuple, range))
-        return self.position if has_several else [0 if self.position is None else self.position]
+    def phrases(self) -> list[list[Any]]:
+        """Return the positions of each map. If `position` is None, return [[0]], which passes all checks."""
+        entries: Any = self.position if _is_sequence(self.position) else [0 if self.position is None else self.position]
+        return [list(entry) if _is_sequence(entry) else [entry] for entry in entries]
 
-    def choose(self, tokens: Sequence[int]) -> list[int]:
-        """Return the positions of the tokens to explain, and check that the caption has these positions.
+    def choose(self, tokens: Sequence[int], parts: Sequence[str] = ()) -> list[list[int]]:
+        """Return the tokens that each map explains, and check that the caption has them.
 
         Parameters
         ----------
         tokens : sequence of int
             The caption's tokens.
+        parts : sequence of str, default ()
+            The part of the caption that each token adds. Used only for words.
 
         Returns
         -------
-        list of int
-            The positions, counted from 0.
+        list of list of int
+            The positions of the tokens of each map, counted from 0.
 
         Raises
         ------
         TargetError
-            If a position does not exist.
+            If a position or word does not exist.
         """
-        if self.position is None:
-            return list(range(len(tokens)))
         count = len(tokens)
-        if missing := [position for position in self.positions if position >= count]:
+        if self.word is not None:
+            words = split_words(parts)
+            numbers = list_numbers(self.word, "The word") or range(max(1, len(words)))
+            if missing := [number for number in numbers if number >= len(words)]:
+                texts = shorten([_join(parts, word).strip() for word in words])
+                listing = f"{len(words)} word(s), counted from 0: {texts}" if words else f"no words: {shorten(parts)}"
+                raise TargetError(f"There is no word {missing[0]}: the caption has {listing}.")
+            return [words[number] for number in numbers]
+        if self.position is None and self.against is None:
+            return [[position] for position in range(count)]
+        if missing := [position for phrase in self.phrases for position in phrase if position >= count]:
             raise TargetError(f"There is no token at position {missing[0]}: the caption has {count}, 0 to {count - 1}.")
-        return [int(position) for position in self.positions]
+        return [sorted(map(int, phrase)) for phrase in self.phrases]
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = require_family(model, CaptionerAdapter, "captioning model")
-        tokens = family.write(batch) if self.ids is None else to_tokens(self.ids)
+        if self.prompt is not None:
+            raise TargetError(PROMPT_ERROR)
+        tokens = self._find_tokens(family, batch)
         module, text_batch = family.bind(model, batch, tokens)
         try:
-            names, texts = family.decode_tokens(tokens), family.split_caption(tokens)
-        except TargetError:  # The model has no tokenizer.
+            names, parts = family.decode_tokens(tokens), family.split_caption(tokens)
+        except TargetError as error:  # The model has no tokenizer.
+            if self.word is not None:
+                raise TargetError(f"Words need a tokenizer; without one, give position=. {error}") from error
             names = [f"token {token}" for token in tokens]
-            texts = [f" {name}" for name in names]
-        extractor = WordScoreExtractor(family, text_batch, tokens, self.choose(tokens), names, texts)
+            parts = [f" {name}" for name in names]
+        phrases = self.choose(tokens, parts)
+        alternatives, against = self._find_alternatives(family, [tokens[phrase[0]] for phrase in phrases])
+        numbers = None if self.word is None else list_numbers(self.word, "The word") or range(len(phrases))
+        instances = []
+        for k, phrase in enumerate(phrases):
+            first, text, is_single = phrase[0], _join(parts, phrase), len(phrase) == 1
+            form = "word" if numbers is not None else "token" if is_single else "phrase"
+            name = names[first] if form == "token" else text.strip()
+            index, number = tokens[first] if is_single else None, first if numbers is None else numbers[k]
+            text = text or name  # The first bytes of a character have no text of their own.
+            instances.append(Instance("word", name, index, None, number, against=against, form=form, text=text))
+        choice = (tokens, phrases, instances, alternatives, self.score == "logprob")
+        extractor = WordScoreExtractor(family, text_batch, *choice)
         return BoundTarget(module, text_batch, extractor, family.layer, LOCAL_METHOD, own_output=lambda run: run.output)
+
+    def _find_tokens(self, family: CaptionerAdapter, batch: Batch) -> list[int]:
+        if self.say is not None:
+            return family.encode_sentence(self.say.strip(), batch)
+        return family.write(batch, self.max_tokens) if self.ids is None else to_tokens(self.ids)
+
+    def _find_alternatives(self, family: CaptionerAdapter, tokens: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
+        """Return the alternative to each token, and the name of the alternative; or ([], ())."""
+        if self.against is None:
+            return [], ()
+        if isinstance(self.against, str):
+            name = self.against.strip()
+            alternatives = [family.encode_alternative(name, token) for token in tokens]
+        else:
+            alternatives = [int(self.against)] * len(tokens)
+            name = f"token {self.against}"
+            with contextlib.suppress(TargetError):  # The model may have no tokenizer.
+                name = family.decode_tokens(alternatives[:1])[0]
+        if same := [token for token, alternative in zip(tokens, alternatives) if token == alternative]:
+            problem = f"The word and its alternative {shorten(self.against)} begin with the same token, {same[0]}"
+            raise TargetError(f"{problem}, and only first tokens are compared: choose another alternative.")
+        return alternatives, (name,)
 
 
 def to_tokens(ids: Any) -> list[int]:
@@ -137,32 +246,98 @@ def to_tokens(ids: Any) -> list[int]:
     return [int(token) for token in values]
 
 
+def split_words(parts: Sequence[str]) -> list[list[int]]:
+    """Return the positions of the tokens of each word, without the punctuation around it.
+
+    `parts` are the parts of the caption that the tokens add. A token with an empty part belongs to the next character.
+    """
+    words: list[list[tuple[list[int], str]]] = []
+    character, before = list[int](), " "
+    for i, part in enumerate(parts):
+        character.append(i)
+        if not part:
+            continue
+        if part[0].isspace() or before[-1].isspace() or UNSPACED_LETTER.search(before) or UNSPACED_LETTER.search(part):
+            words.append([])
+        words[-1].append((character, part))
+        character, before = [], part
+    positions = []
+    for word in words:
+        lettered = [i for i, (_, part) in enumerate(word) if any(unicodedata.category(c)[0] in "LMN" for c in part)]
+        if lettered:
+            positions.append([i for character, _ in word[lettered[0] : lettered[-1] + 1] for i in character])
+    return positions
+
+
 @dataclass(frozen=True)
 class WordScoreExtractor(ScoreExtractor):
-    """Extracts the scores of words: the logit of each explained token in the caption."""
+    """Extracts the scores of words: the sum of the logits or log-probabilities of a word's tokens.
+
+    `phrases` are the positions of each word's tokens, and `instances` describe the words without their probabilities.
+    If there are `alternatives`, the score is the logit of a word's first token minus the logit of its alternative.
+    """
 
     family: CaptionerAdapter
     batch: Batch
     tokens: Sequence[int]
-    positions: Sequence[int]
-    names: Sequence[str]
-    texts: Sequence[str]
+    phrases: Sequence[Sequence[int]]
+    instances: Sequence[Instance]
+    alternatives: Sequence[int] = ()
+    is_logprob: bool = False
 
     def score(self, output: ModelRun, images: int) -> TargetScores:
-        logits = self.family.read(output, self.batch, self.tokens)[:, list(self.positions)]  # (N,K,V)
-        tokens = [self.tokens[position] for position in self.positions]
-        token_ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-        values = logits.gather(2, token_ids[None, :, None].expand(len(logits), -1, 1))[..., 0]
-        values = values.to(torch.promote_types(values.dtype, torch.float32))
-        log_normalizers = logits.detach().to(values.dtype).logsumexp(2)
+        positions = [position for phrase in self.phrases for position in phrase]
+        logits = self.family.read(output, self.batch, self.tokens)[:, positions]  # (N,P,V)
+        values = _select(logits, [self.tokens[position] for position in positions])
+        normalizers = (logits if self.is_logprob else logits.detach()).to(values.dtype).logsumexp(2)
+        logprobs = values - normalizers
+        scores = self._add(logprobs if self.is_logprob else values)
+        if self.alternatives:
+            firsts = [0, *itertools.accumulate(map(len, self.phrases))][:-1]
+            scores = values[:, firsts] - _select(logits[:, firsts], self.alternatives)
         instances = [
-            [
-                Instance("word", self.names[i], self.tokens[i], probability, i, text=self.texts[i])
-                for i, probability in zip(self.positions, row)
-            ]
-            for row in (values.detach() - log_normalizers).exp().tolist()
+            [replace(instance, score=probability) for instance, probability in zip(self.instances, row)]
+            for row in self._add(logprobs.detach()).exp().tolist()
         ]
-        return TargetScores(values, token_ids.expand(len(logits), -1), None, self, instances)
+        indices = [-1 if instance.index is None else instance.index for instance in self.instances]
+        classes = torch.tensor(indices, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
+        return TargetScores(scores, classes, None, self, instances)
+
+    def _add(self, values: Tensor) -> Tensor:
+        """Add up the values (N,P) of the tokens of each word; return (N,K)."""
+        return torch.stack([part.sum(1) for part in values.split(list(map(len, self.phrases)), 1)], 1)
+
+
+def _select(logits: Tensor, tokens: Sequence[int]) -> Tensor:
+    """Return the logits (N,P) of one token for each position, in float32 or float64."""
+    if max(tokens) >= logits.shape[2]:
+        raise TargetError(f"There is no token {max(tokens)}: the model has {logits.shape[2]} tokens, from 0.")
+    indices = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    values = logits.gather(2, indices[None, :, None].expand(len(logits), -1, 1))[..., 0]
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _join(parts: Sequence[str], positions: Sequence[int]) -> str:
+    """Return the text of the tokens at these positions, with an ellipsis where tokens are left out."""
+    befores = [positions[0] - 1, *positions[:-1]]
+    return "".join(f"{'' if i == before + 1 else ' …'}{parts[i]}" for before, i in zip(befores, positions))
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, (list, tuple, range))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_phrase(positions: Sequence[Any]) -> bool:
+    """Return whether a phrase has positions, all of them different."""
+    return 0 < len(positions) == len(set(map(repr, positions))) and all(map(_is_position, positions))
+
+
+def _is_position(value: Any) -> bool:
+    return _is_integer(value) and value >= 0
 
 
 def _is_integer(value: Any) -> bool:
