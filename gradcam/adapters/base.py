@@ -321,7 +321,7 @@ class CaptionerAdapter(Family):
     def split_caption(self, tokens: Sequence[int]) -> list[str]:
         """Return the part of the caption, with spaces, that each token adds. Raise errors as `decode_tokens` does.
 
-        Together, the parts are the caption. If several tokens write one character, the last of them adds it, and the
+        Together, the parts are the caption. If several tokens write one character, the first of them adds it, and the
         parts of the others are empty.
         """
         return [f" {text}" for text in self.decode_tokens(tokens)]

@@ -101,12 +101,11 @@ class GenerativeCaptioner(CaptionerAdapter):
     def split_caption(self, tokens: Sequence[int]) -> list[str]:
         # If each token were decoded separately, the spaces between words would be lost.
         captions = [self.tokenizer.decode(list(tokens[: i + 1])) for i in range(len(tokens))]
-        ends = [0]
-        for caption in captions:
+        ends = [len(captions[-1])]
+        for caption in captions[-2::-1]:
             # Later tokens can change the end of a text: they complete a character, or remove the space before a dot.
-            is_complete = captions[-1].startswith(caption)
-            ends.append(max(ends[-1], len(caption)) if is_complete else ends[-1])
-        return [captions[-1][start:end] for start, end in pairwise(ends)]
+            ends.append(min(ends[-1], len(caption)) if captions[-1].startswith(caption) else ends[-1])
+        return [captions[-1][start:end] for start, end in pairwise([0, *reversed(ends)])]
 
     def encode_sentence(self, text: str, batch: Batch) -> list[int]:
         prompt, tokenizer = self.begin_text(batch)[self.ids_name][0].tolist(), self.tokenizer

@@ -12,9 +12,7 @@ from gradcam.errors import GradcamError, TargetError, shorten
 
 WORD_MARKERS = ("Ġ", "▁")  # How tokenizers write the space before a word: byte-level BPE, and SentencePiece.
 # Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, Japanese and Chinese.
-UNSPACED_LETTER = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
+UNSPACED_LETTER = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 MAX_WORDS_IN_MESSAGE = 4  # The error for a long sentence quotes the last words before the limit.
 SAVE = "save the tokenizer in the model's folder with tokenizer.save_pretrained(folder), and load the model from that folder"
 
@@ -82,17 +80,12 @@ def encode_continuation(tokenizer: Any, text: str, gap: str | None) -> list[int]
     Some tokenizers mark the beginning of a text as the beginning of a word, others only a space. The sentence is
     therefore tokenised after another character, whose tokens are removed.
     """
-    ids: list[int] = []
-    for anchor in () if gap is None else (":", "\n"):
-        start, full = (_encode(tokenizer, prefix) for prefix in (anchor, f"{anchor}{gap}{text}"))
-        if full[: len(start)] == start and (ids := full[len(start) :]):
-            break
-    ids = ids or _encode(tokenizer, text)
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    pairs = ((encode(start), encode(f"{start}{gap}{text}")) for start in (() if gap is None else (":", "\n")))
+    # A tokenizer may join the other character with the sentence.
+    ids: list[int] = next((full[len(start) :] for start, full in pairs if full[: len(start)] == start), [])
+    ids = ids or encode(text)
     if not ids or getattr(tokenizer, "unk_token_id", None) in ids:
         problem = f"The model's tokenizer has no tokens for {'a part of ' if ids else ''}{shorten(text)}"
         raise TargetError(f"{problem}: choose words of the model's vocabulary.")
     return ids
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import unicodedata
 from collections.abc import Sequence
@@ -21,12 +20,8 @@ from gradcam.options import argument_error, check_choice, check_count
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, ScoreExtractor, Target, TargetScores
 from gradcam.targets.boxes import list_numbers, require_family
 
-SCORES = ("logit", "logprob")
-EXCLUSIVE_FIELDS = (("ids", "say"), ("position", "word"))
-PROMPT_ERROR = (
-    "The prompt is part of the model's input: pass the processor's output for the prompt and the image, or load the "
-    "model with gradcam.load_model(model, processor=processor), and call its explain."
-)
+SEQUENCES = (list, tuple, range)
+EXPECTED_TEXTS = {"say": "a sentence.", "prompt": "a question.", "against": "a word, or a token id from 0."}
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,31 +118,27 @@ class Token(Target):
         if not self.phrases or not all(map(_is_phrase, self.phrases)):
             expected = "a token number from 0, several, or None for all. [(3, 4), 7] is a phrase and a token."
             raise argument_error(self.position, "The position", expected, TargetError)
-        for first, second in EXCLUSIVE_FIELDS:
+        list_numbers(0 if self.word is None else self.word, "The word")
+        for first, second in (("ids", "say"), ("position", "word")):
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 raise TargetError(f"{first}= and {second}= exclude each other: give only one of them.")
-        if self.word is not None:
-            list_numbers(self.word, "The word")
-        for name, value in (("sentence", self.say), ("prompt", self.prompt)):
-            if value is not None and not _is_text(value):
-                raise argument_error(value, f"The {name}", "a text that is not empty.", TargetError)
-        if self.against is not None and not _is_text(self.against) and not _is_position(self.against):
-            expected = "a text that is not empty, or a token id from 0."
-            raise argument_error(self.against, "The alternative", expected, TargetError)
-        check_choice(self.score, "The score", SCORES, TargetError)
+        for name, expected in EXPECTED_TEXTS.items():
+            value, is_token = getattr(self, name), name == "against" and _is_position(getattr(self, name))
+            if value is not None and not is_token and not (isinstance(value, str) and value.strip()):
+                raise argument_error(value, f"{name}=", expected, TargetError)
+        check_choice(self.score, "The score", ("logit", "logprob"), TargetError)
         check_count(self.max_tokens, "max_tokens", error=TargetError)
-        if self.ids is not None:
-            tokens = to_tokens(self.ids)
-            if self.word is None:  # Words are known only after decoding.
-                self.choose(tokens)
+        if self.ids is not None and (tokens := to_tokens(self.ids)) and self.word is None:
+            self.choose(tokens)  # Words are known only after decoding.
 
     @property
     def phrases(self) -> list[list[Any]]:
         """Return the positions of each map. If `position` is None, return [[0]], which passes all checks."""
-        entries: Any = self.position if _is_sequence(self.position) else [0 if self.position is None else self.position]
-        return [list(entry) if _is_sequence(entry) else [entry] for entry in entries]
+        position = 0 if self.position is None else self.position
+        entries: Any = position if isinstance(position, SEQUENCES) else [position]
+        return [list(entry) if isinstance(entry, SEQUENCES) else [entry] for entry in entries]
 
-    def choose(self, tokens: Sequence[int], parts: Sequence[str] = ()) -> list[list[int]]:
+    def choose(self, tokens: Sequence[int], parts: Sequence[str] = ()) -> list[tuple[int, list[int]]]:
         """Return the tokens that each map explains, and check that the caption has them.
 
         Parameters
@@ -159,78 +150,65 @@ class Token(Target):
 
         Returns
         -------
-        list of list of int
-            The positions of the tokens of each map, counted from 0.
+        list of (int, list of int)
+            For each map, the number of the word or of its first token, and the positions of its tokens, from 0.
 
         Raises
         ------
         TargetError
             If a position or word does not exist.
         """
-        count = len(tokens)
         if self.word is not None:
             words = split_words(parts)
             numbers = list_numbers(self.word, "The word") or range(max(1, len(words)))
             if missing := [number for number in numbers if number >= len(words)]:
-                texts = shorten([_join(parts, word).strip() for word in words])
-                listing = f"{len(words)} word(s), counted from 0: {texts}" if words else f"no words: {shorten(parts)}"
-                raise TargetError(f"There is no word {missing[0]}: the caption has {listing}.")
-            return [words[number] for number in numbers]
-        if self.position is None and self.against is None:
-            return [[position] for position in range(count)]
-        if missing := [position for phrase in self.phrases for position in phrase if position >= count]:
+                listing = shorten(["".join(parts[i] for i in word).strip() for word in words] or "".join(parts))
+                raise TargetError(f"There is no word {missing[0]}. The caption has {len(words)} word(s), from 0: {listing}.")
+            return [(number, words[number]) for number in numbers]
+        count = len(tokens)
+        has_default = self.position is None and self.against is None
+        phrases = [[i] for i in range(count)] if has_default else [sorted(map(int, phrase)) for phrase in self.phrases]
+        if missing := [i for phrase in phrases for i in phrase if i >= count]:
             raise TargetError(f"There is no token at position {missing[0]}: the caption has {count}, 0 to {count - 1}.")
-        return [sorted(map(int, phrase)) for phrase in self.phrases]
+        return [(phrase[0], phrase) for phrase in phrases]
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = require_family(model, CaptionerAdapter, "captioning model")
         if self.prompt is not None:
-            raise TargetError(PROMPT_ERROR)
-        tokens = self._find_tokens(family, batch)
+            advice = "or load the model with gradcam.load_model(model, processor=processor), and call its explain."
+            advice = f"pass the processor's output for the prompt and the image, {advice}"
+            raise TargetError(f"The prompt is part of the model's input: {advice}")
+        if self.say is not None:
+            tokens = family.encode_sentence(self.say.strip(), batch)
+        else:
+            tokens = family.write(batch, self.max_tokens) if self.ids is None else to_tokens(self.ids)
         module, text_batch = family.bind(model, batch, tokens)
-        try:
-            names, parts = family.decode_tokens(tokens), family.split_caption(tokens)
-        except TargetError as error:  # The model has no tokenizer.
-            if self.word is not None:
-                raise TargetError(f"Words need a tokenizer; without one, give position=. {error}") from error
-            names = [f"token {token}" for token in tokens]
-            parts = [f" {name}" for name in names]
-        phrases = self.choose(tokens, parts)
+        if self.word is not None:
+            family.decode_tokens(tokens)  # Raises an error if there is no tokenizer.
+        names, parts = _decode(family, tokens)
+        choice = self.choose(tokens, parts)
+        phrases = [phrase for _, phrase in choice]
         alternatives, against = self._find_alternatives(family, [tokens[phrase[0]] for phrase in phrases])
-        numbers = None if self.word is None else list_numbers(self.word, "The word") or range(len(phrases))
         instances = []
-        for k, phrase in enumerate(phrases):
-            first, text, is_single = phrase[0], _join(parts, phrase), len(phrase) == 1
-            form = "word" if numbers is not None else "token" if is_single else "phrase"
-            name = names[first] if form == "token" else text.strip()
-            index, number = tokens[first] if is_single else None, first if numbers is None else numbers[k]
-            text = text or name  # The first bytes of a character have no text of their own.
-            instances.append(Instance("word", name, index, None, number, against=against, form=form, text=text))
-        choice = (tokens, phrases, instances, alternatives, self.score == "logprob")
-        extractor = WordScoreExtractor(family, text_batch, *choice)
+        for number, phrase in choice:
+            text, index = "".join(parts[i] for i in phrase), tokens[phrase[0]] if len(phrase) == 1 else None
+            form = "word" if self.word is not None else "phrase" if index is None else "token"
+            name = names[phrase[0]] if form == "token" else text.strip()
+            # The first bytes of a character have no text.
+            instances.append(Instance("word", name, index, None, number, against=against, form=form, text=text or name))
+        extractor = WordScoreExtractor(family, text_batch, tokens, phrases, instances, alternatives, self.score)
         return BoundTarget(module, text_batch, extractor, family.layer, LOCAL_METHOD, own_output=lambda run: run.output)
 
-    def _find_tokens(self, family: CaptionerAdapter, batch: Batch) -> list[int]:
-        if self.say is not None:
-            return family.encode_sentence(self.say.strip(), batch)
-        return family.write(batch, self.max_tokens) if self.ids is None else to_tokens(self.ids)
-
-    def _find_alternatives(self, family: CaptionerAdapter, tokens: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
-        """Return the alternative to each token, and the name of the alternative; or ([], ())."""
+    def _find_alternatives(self, family: CaptionerAdapter, tokens: Sequence[int]) -> tuple[list[int], list[str]]:
+        """Return the alternative to each token, and the name of the alternative; or two empty lists."""
         if self.against is None:
-            return [], ()
-        if isinstance(self.against, str):
-            name = self.against.strip()
-            alternatives = [family.encode_alternative(name, token) for token in tokens]
-        else:
-            alternatives = [int(self.against)] * len(tokens)
-            name = f"token {self.against}"
-            with contextlib.suppress(TargetError):  # The model may have no tokenizer.
-                name = family.decode_tokens(alternatives[:1])[0]
-        if same := [token for token, alternative in zip(tokens, alternatives) if token == alternative]:
-            problem = f"The word and its alternative {shorten(self.against)} begin with the same token, {same[0]}"
-            raise TargetError(f"{problem}, and only first tokens are compared: choose another alternative.")
-        return alternatives, (name,)
+            return [], []
+        text = self.against.strip() if isinstance(self.against, str) else None
+        alternatives = [int(self.against) if text is None else family.encode_alternative(text, i) for i in tokens]
+        if same := [i for i, alternative in zip(tokens, alternatives) if i == alternative]:
+            problem = f"The word and its alternative, {shorten(self.against)}, begin with the same token, {same[0]}"
+            raise TargetError(f"{problem}. Only first tokens are compared: choose another alternative.")
+        return alternatives, [text or _decode(family, alternatives[:1])[0][0]]
 
 
 def to_tokens(ids: Any) -> list[int]:
@@ -249,24 +227,26 @@ def to_tokens(ids: Any) -> list[int]:
 def split_words(parts: Sequence[str]) -> list[list[int]]:
     """Return the positions of the tokens of each word, without the punctuation around it.
 
-    `parts` are the parts of the caption that the tokens add. A token with an empty part belongs to the next character.
+    `parts` are the parts of the caption that the tokens add.
     """
-    words: list[list[tuple[list[int], str]]] = []
-    character, before = list[int](), " "
+    words, before, has_letters = [list[int]()], " ", list[bool]()
     for i, part in enumerate(parts):
-        character.append(i)
-        if not part:
-            continue
-        if part[0].isspace() or before[-1].isspace() or UNSPACED_LETTER.search(before) or UNSPACED_LETTER.search(part):
+        if part and (part[0].isspace() or before[-1].isspace() or UNSPACED_LETTER.search(before + part)):
             words.append([])
-        words[-1].append((character, part))
-        character, before = [], part
-    positions = []
-    for word in words:
-        lettered = [i for i, (_, part) in enumerate(word) if any(unicodedata.category(c)[0] in "LMN" for c in part)]
-        if lettered:
-            positions.append([i for character, _ in word[lettered[0] : lettered[-1] + 1] for i in character])
-    return positions
+        words[-1].append(i)
+        before = part or before  # A token without a part belongs to the character before it.
+        has_letters.append(any(unicodedata.category(character)[0] in "LMN" for character in before))
+    lettered_words = ([i for i in word if has_letters[i]] for word in words)
+    return [list(range(lettered[0], lettered[-1] + 1)) for lettered in lettered_words if lettered]
+
+
+def _decode(family: CaptionerAdapter, tokens: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Return the name of each token, and the part of the caption that the token adds."""
+    try:
+        return family.decode_tokens(tokens), family.split_caption(tokens)
+    except TargetError:  # The model has no tokenizer.
+        names = [f"token {token}" for token in tokens]
+        return names, [f" {name}" for name in names]
 
 
 @dataclass(frozen=True)
@@ -283,15 +263,15 @@ class WordScoreExtractor(ScoreExtractor):
     phrases: Sequence[Sequence[int]]
     instances: Sequence[Instance]
     alternatives: Sequence[int] = ()
-    is_logprob: bool = False
+    quantity: str = "logit"
 
     def score(self, output: ModelRun, images: int) -> TargetScores:
         positions = [position for phrase in self.phrases for position in phrase]
         logits = self.family.read(output, self.batch, self.tokens)[:, positions]  # (N,P,V)
         values = _select(logits, [self.tokens[position] for position in positions])
-        normalizers = (logits if self.is_logprob else logits.detach()).to(values.dtype).logsumexp(2)
-        logprobs = values - normalizers
-        scores = self._add(logprobs if self.is_logprob else values)
+        has_gradient = self.quantity == "logprob"  # Logits alone are cheaper to differentiate.
+        logprobs = values - (logits if has_gradient else logits.detach()).to(values.dtype).logsumexp(2)
+        scores = self._add(logprobs if has_gradient else values)
         if self.alternatives:
             firsts = [0, *itertools.accumulate(map(len, self.phrases))][:-1]
             scores = values[:, firsts] - _select(logits[:, firsts], self.alternatives)
@@ -317,22 +297,8 @@ def _select(logits: Tensor, tokens: Sequence[int]) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _join(parts: Sequence[str], positions: Sequence[int]) -> str:
-    """Return the text of the tokens at these positions, with an ellipsis where tokens are left out."""
-    befores = [positions[0] - 1, *positions[:-1]]
-    return "".join(f"{'' if i == before + 1 else ' …'}{parts[i]}" for before, i in zip(befores, positions))
-
-
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, (list, tuple, range))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
 def _is_phrase(positions: Sequence[Any]) -> bool:
-    """Return whether a phrase has positions, all of them different."""
+    """Return whether these are positions, each of them once."""
     return 0 < len(positions) == len(set(map(repr, positions))) and all(map(_is_position, positions))
 
 
