@@ -494,6 +494,7 @@ def _make_explanations(
         if scored.settled is not None and method in gradient_methods:  # Blank maps of scores whose gradient is zero.
             levels = [level.masked_fill(scored.settled[..., None, None].to(level.device), 0) for level in levels]
         values = views.combine(_crop_to_images(levels, recorded, layer), evidence)
+        values = values if bound.refine is None else bound.refine(values)
         if method_maps.rounding_mask is not None:
             warn_of_rounding(values, method_maps.rounding_mask, evidence, f"{method} at layer '{layer}'")
         explanations[layer, method] = Explanation(

@@ -21,6 +21,7 @@ FILE_KEYS = ("overlay", "heatmap", "map", "panel", "mask_file")  # The keys of a
 OPTIONAL_KEYS = (
     *("heatmap", "map", "panel", "mask_file", "boxes", "fit", "sha256", "tar", "page", "edits", "figure"),
     *("box", "point", "number", "edge", "missed", "mask", "text", "against", "like", "on", "word", "keypoint", "axis"),
+    "without_image",
 )
 
 Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels of the image
@@ -56,8 +57,9 @@ class Explained:
     The other fields describe targets that are not classes. Boxes have a `box`, its `number`, and the `edge` to explain.
     `missed` is True for an expected object that was not detected. `mask` says how the region was selected. `text` is
     the sentence, and `against` lists the sentences to contrast with `text`. `like` is the reference image. If the map
-    is on the reference image, `on` is "reference". `word` is the number of a word in the caption. `keypoint` is the
-    number of a keypoint, `point` is its position, and `axis` is the coordinate to explain.
+    is on the reference image, `on` is "reference". `word` is the number of a word in the caption, and `without_image` is
+    its probability if the image is blank. `keypoint` is the number of a keypoint, `point` is its position, and `axis` is
+    the coordinate to explain.
     """
 
     index: int | None
@@ -86,6 +88,7 @@ class Explained:
     word: int | None = None
     keypoint: int | None = None
     axis: str | None = None
+    without_image: float | None = None
 
     @property
     def files(self) -> dict[str, str]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # The default method for targets that are a single object or region. Grad-CAM pools gradients over all positions, so its
 # map would show all objects of the class.
 LOCAL_METHOD = "hirescam"
+# A word is from the text, unless the image multiplies the word's probability at least by this ratio.
+MIN_PROBABILITY_RATIO = 1.5
 Box4 = tuple[float, float, float, float]
 
 
@@ -59,6 +61,8 @@ class Instance:
         "x" or "y" if the map explains this coordinate of the keypoint instead of its score.
     box_number : int or None
         The number of the box that contains the keypoint.
+    without_image : float or None
+        The probability of a word if the image is blank; None if it was not computed.
 
     Examples
     --------
@@ -85,6 +89,12 @@ class Instance:
     text: str | None = None
     axis: str | None = None
     box_number: int | None = None
+    without_image: float | None = None
+
+    @property
+    def is_from_text(self) -> bool:
+        """Return whether the image hardly changes a word's probability, so that the word follows from the text."""
+        return self.without_image is not None and (self.score or 0) < MIN_PROBABILITY_RATIO * self.without_image
 
     def moved(self, source: Window, target: Window, size: Sequence[int]) -> Instance:
         """Convert the box, point and mask from pixels of one canvas to pixels of another canvas.
@@ -173,6 +183,7 @@ class BoundTarget:
     `own_output` is None. `list_found` lists all detected objects or classes of each image, from the output of `model`.
     If `has_places` is True, the target is at a fixed position, so augmentation by moved views is refused. `mirror` is
     set for the similarity to reference images. It returns the reference images, and the target for their own maps.
+    `refine` changes the maps (N,K,h,w) before they become heatmaps.
     """
 
     model: nn.Module
@@ -186,6 +197,7 @@ class BoundTarget:
     mirror: Callable[[TargetScores], tuple[Any, Any]] | None = None
     layers: Sequence[str] = ()
     reshape: Callable[[Tensor], Tensor] | None = None
+    refine: Callable[[Tensor], Tensor] | None = None
 
 
 class Target(ABC):
