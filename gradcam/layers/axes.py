@@ -109,8 +109,7 @@ class AxisResolver:
 
     @functools.cached_property
     def _changed_text_shapes(self) -> list[Shapes]:
-        """Return output shapes for texts without the last token or, if the model fails, with the last token repeated.
-        """
+        """Return output shapes for texts without the last token or, if this fails, with the last token repeated."""
         shapes = []
         for length in self.text_lengths:
             shorter = {} if length == 1 else self._text_shapes(length, lambda tensor: tensor[:, :-1])

@@ -81,8 +81,7 @@ class Layout:
         return slice(self.prefix, self.prefix + math.prod(self.grid)) if self.order is None else list(self.order)
 
     def change_grid(self, rows: Tensor, change: Change) -> None:
-        """Call `change`, which works in place, with the grid (n,C,*grid) of rows (n,...); write the result to the rows.
-        """
+        """Call the in-place function `change` with the grid (n,C,*grid) of rows (n,...), and update the rows."""
         grid = self._rows_to_grid(rows)
         change(grid)
         if self.order is not None:

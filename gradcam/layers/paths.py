@@ -100,8 +100,7 @@ class GradientPaths:
 
 
 def is_nonnegative(edge: Edge) -> bool:
-    """Return whether all values come from activation functions with hardly any negative values, such as ReLU or GELU.
-    """
+    """Return whether all values come from activation functions with almost no negative values, such as ReLU."""
     pending, visited = [edge], {edge}
     while pending:
         current = pending.pop()

@@ -42,8 +42,9 @@ class Patch(NamedTuple):
     padding: Grid
 
     def grids(self, size: Lengths) -> Iterator[Grid]:
-        """Yield possible grids of patches. If patches do not overlap, an incomplete last patch may be dropped or
-        padded.
+        """Yield possible grids of patches.
+
+        If patches do not overlap, an incomplete last patch may be dropped or padded.
         """
         if self.kernel == self.stride:
             yield tuple(length // stride for length, stride in zip(size, self.stride))
