@@ -293,8 +293,8 @@ class Plan:
     """A checked request: what to explain and how, as in `explain`.
 
     If `methods` is empty, the target's default method is used. With `prefers_signed`, the evidence is signed if the
-    default method supports signed evidence. If the score of a target function reads positions in the output,
-    `methods_for_places` replace `methods`, because pooled gradients would lose the positions.
+    default method supports signed evidence. If a target function reads positions of the output, as in segmentation,
+    `methods_for_places` replace `methods`. Methods that pool gradients would lose the positions.
     """
 
     methods: Sequence[Method] = (METHODS["gradcam"],)

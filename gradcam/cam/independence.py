@@ -78,8 +78,8 @@ def check_independence(
 
     The scores are differentiated twice. The second time, each image's score is first multiplied by a random weight. If
     images are independent, each image's gradient is then multiplied by the image's weight. If there are several
-    classes, a random weighted sum of their scores is used. If `scores` are (N,1), `gradients` may hold the known
-    gradients (1,N,...) at the sites.
+    classes, a random weighted sum of their scores is used. If `scores` are (N,1), `gradients` may hold the gradients
+    (1,N,...) at the layers, if they are known.
     """
     inputs = [site.recorded for site in sites]
     if gradients is None or scores.shape[1] > 1:
@@ -138,7 +138,7 @@ def _sample_weights(count: int, like: Tensor) -> Tensor:
 def compute_separate_gradients(
     recorded: RecordedPass, sites: Sequence[GridActivations], scores: Tensor
 ) -> Iterator[list[tuple[Tensor, RowRanges]]]:
-    """Yield a single list with the gradients (N,K,C,...) of each image's own scores, and their ranges, per site."""
+    """Yield a single list: for each layer, the gradients (N,K,C,...) of each image's own scores, and their ranges."""
     inputs = [site.recorded for site in sites]
     rows: list[list[Tensor]] = [[] for _ in sites]
     for image in range(len(scores)):

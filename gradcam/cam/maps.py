@@ -154,7 +154,7 @@ def _compute_maps(
 def _finish_maps(
     method_maps: Sequence[MethodMaps], scores: Tensor, checks: DeferredChecks
 ) -> dict[Key, tuple[Tensor, Tensor | None]]:
-    """Run the pending checks, and return each map with its rounding mask, by site and method."""
+    """Run the pending checks, and return each map with its rounding mask, by layer and method."""
     original = _list_pieces(method_maps)
     maps = {key: _join([piece.maps for piece in pieces]) for key, pieces in original.items()}
     _require_ranges(maps, scores, checks)
@@ -170,7 +170,7 @@ def _finish_maps(
 
 
 def _list_pieces(method_maps: Sequence[MethodMaps]) -> dict[Key, list[DenoisedMaps]]:
-    """Return the pieces (a few classes each) of each map, by site and method. A check may later replace a piece."""
+    """Return the pieces (a few classes each) of each map, by layer and method. A check may later replace a piece."""
     pieces: dict[Key, list[DenoisedMaps]] = {}
     for part in method_maps:
         pieces.setdefault((part.site, part.method), []).extend(part.pieces)
@@ -277,7 +277,7 @@ def _apply_gradient_methods(
 def _compute_gradients(
     recorded: RecordedPass, sites: Sequence[GridActivations], scores: Tensor, *, scaled: bool, check_mixing: bool
 ) -> Iterator[list[tuple[Tensor, RowRanges]]]:
-    """Yield, for a few classes at a time, the gradients (N,k,C,...) at each site, and their range in each image.
+    """Yield, for a few classes at a time, the gradients (N,k,C,...) at each layer, and their range in each image.
 
     `scaled` is as in `jacobian`. With `check_mixing`, check that images do not depend on one another.
     """

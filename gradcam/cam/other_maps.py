@@ -40,7 +40,7 @@ LOCAL_FUNCTIONS = ("one_pass:hirescam", "one_pass:elementwise_gradcam", "one_pas
 def differentiate_locally(
     recorded: RecordedPass, sites: Sequence[GridActivations], methods: Sequence[Method]
 ) -> list[list[LocalGradient]] | None:
-    """Return each site's gradients as small windows of nonzero values; None if only autograd can compute them.
+    """Return each layer's gradients as small windows of nonzero values; None if only autograd can compute them.
 
     Such windows exist if each score depends on only a few cells of a layer, as the score of a detected box does.
     """

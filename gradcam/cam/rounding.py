@@ -42,10 +42,10 @@ class DenoisedMaps(NamedTuple):
 
 
 class MethodMaps(NamedTuple):
-    """The maps of a method at a site: pieces (N,k,...) for a few classes each.
+    """The maps of a method at a layer (`site`), in pieces (N,k,...) of a few classes each.
 
     `blind` is True for images without a gradient, or holds the gradients' ranges; None if unknown. `error` is raised if
-    no site has a gradient.
+    no layer has a gradient.
     """
 
     site: str

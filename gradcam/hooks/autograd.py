@@ -108,8 +108,8 @@ def _are_finite(gradients: Iterable[Tensor | None]) -> bool:
 
 def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor, scale: float) -> list[Tensor | None]:
     if len(directions) > 1:
-        # If an operation cannot be batched, the loop below computes the gradients. Any other error is raised again
-        # there.
+        # If an operation cannot be batched, the loop below computes the gradients. The loop raises any other error
+        # again.
         with contextlib.suppress(RuntimeError):
             return list(_gradients(values, inputs, grad_outputs=directions * scale, is_grads_batched=True))
     rows = []

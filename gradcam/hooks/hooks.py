@@ -82,8 +82,8 @@ class Hooks:
 
     def at_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> None:
         """Call `function(gradient)` when the gradient of a tensor is computed, before it flows further back."""
-        # `unserializable_hook` prevents a warning when the tensor is saved. It sets an attribute, so pass it a partial,
-        # and leave the caller's `function` unchanged.
+        # `unserializable_hook` prevents a warning when the tensor is saved. It sets an attribute of the hook. The
+        # partial keeps the caller's `function` unchanged.
         self._own(tensor.register_hook(unserializable_hook(partial(function))))
 
     def observe_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> Tensor:

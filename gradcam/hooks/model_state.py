@@ -158,8 +158,8 @@ class Samples:
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        # Arrays and tensors that read the memory of the model's tensors without owning it. CPU arrays are grouped by
-        # item size, and GPU tensors by device and item size.
+        # Views of the model's tensors at the sampled positions. They do not keep the tensors' memory alive. NumPy views
+        # (CPU) are grouped by item size, and GPU views by device and item size.
         self._arrays: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._on_gpus: dict[tuple[torch.device, int], list[Tensor]] = {}
         # Each entry is (index of the tensor, size, stride).

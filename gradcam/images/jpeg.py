@@ -54,7 +54,7 @@ def read_header(data: bytes) -> JpegHeader | None:
     has_end = data[start - 2 * image.layers - 4] == image.layers and data.find(END_MARKER, start) >= 0
     names, (first, *further) = [sampling[0] for sampling in image.layer], [sampling[1:3] for sampling in image.layer]
     is_supported_sampling = image.layers == 1 or (first in SAMPLINGS and set(further) <= {(1, 1)})
-    # Adobe's marker states whether the channels are YCbCr. In grey files, the marker has no meaning, but grey files
+    # Adobe's marker states whether the channels are YCbCr. In grey files, the marker has no meaning. Still, grey files
     # with the marker are left to the CPU, because they are too rare for a special case.
     is_ycbcr = image.info.get("adobe_transform", 1) == 1 and names != [*b"RGB"]
     is_sequential = image.layers == len(image.layer) and image.layers in (1, 3) and "progressive" not in image.info

@@ -345,9 +345,9 @@ class ParameterAliases(TorchFunctionMode):
         targets = list(self._aliases.values())  # (parameter, leaf that shares its memory)
         parameters = [parameter for parameter, _ in targets]
         targets += [(leaf, leaf) for leaf in parameters if leaf.requires_grad and not leaf.is_inference()]
-        # Pass graph edges to `torch.autograd.grad`. If it got tensors, PyTorch would switch this mode (`self`) off
-        # during the backward pass. The mode must stay on, because checkpoints recompute a part of the forward pass
-        # there.
+        # Pass graph edges to `torch.autograd.grad`. With tensors as arguments, PyTorch would switch this mode (`self`)
+        # off during the backward pass. The mode must stay on, because checkpoints recompute a part of the forward pass
+        # in the backward pass.
         edges = [pytorch.find_edge(leaf) for leaf in (*(leaf for _, leaf in targets), *other_leaves)]
         with self:
             gradients = pytorch.differentiate_edges(score, edges)

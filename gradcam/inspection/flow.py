@@ -41,7 +41,7 @@ CHUNK_VALUES = 2**16
 MAX_CHUNK_THREADS = 4  # More threads do not get larger chunks, because NumPy's part of the work uses a single thread.
 MIN_SQUARE_SUM, MAX_SQUARE_SUM = 1e-290, 1e290  # Inside these limits, a sum of squares is precise in float64.
 # The sum of squared deviations is first computed from the sum of squares. If the result is below this fraction of the
-# sum of squares, its rounding error is too large, and the deviations are computed from the values minus the mean.
+# sum of squares, its rounding error is too large. The sum is then computed from the values minus the mean.
 MIN_RELATIVE_SPREAD = 1e-6
 Measurement = tuple[int, Tensor]  # (number of values, result of `measure`)
 

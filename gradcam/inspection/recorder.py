@@ -387,8 +387,8 @@ class RecordStore:
     def pack(self) -> None:
         """Stack the statistics of all tensors into one tensor.
 
-        If some statistics are on a GPU, the result is on a GPU, because a copy to a GPU does not wait, but a copy to
-        the CPU would wait for the GPU.
+        If some statistics are on a GPU, the result is on a GPU. A copy to the CPU would wait for the GPU, but a copy to
+        a GPU does not wait.
         """
         if not self._unpacked:
             return

@@ -229,7 +229,7 @@ def _to_calls(
     for module, (name, *_) in names.items():
         for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             owners[parameter].append((module, f"{name}.{key}".lstrip(".")))
-    # For each module: the names that its parameters have in other modules, with which they are shared.
+    # For each module that shares parameters with other modules: the names of these parameters in the other modules.
     tied: dict[nn.Module, dict[str, None]] = defaultdict(dict)
     for parameter_owners in owners.values():
         for module, _ in parameter_owners:
@@ -349,8 +349,8 @@ class CallLog:
             snapshot = end(output)
             while self.open:
                 entry = self.open.pop()
-                # If the entry belongs to another module, it is an inner call that raised an exception. The model caught
-                # the exception.
+                # An entry of another module belongs to an inner call that raised an exception. The model caught the
+                # exception.
                 if entry.module is module:
                     entry.end = snapshot
                     return

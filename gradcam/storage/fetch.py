@@ -18,7 +18,7 @@ from gradcam.storage.store import Store
 
 # After a seek, the first read fetches MIN_FETCH_BYTES. Each sequential read fetches more, up to MAX_FETCH_BYTES.
 MIN_FETCH_BYTES, MAX_FETCH_BYTES = 2**16, 2**23
-# When an archive is opened, it is checked for changes if the last check is at least this old.
+# If the last check of an archive is at least this old, opening the archive checks it for changes again.
 RECHECK_SECONDS = 10.0
 
 
@@ -117,7 +117,7 @@ class RangeFile(io.RawIOBase):
                 self._data_start, offset = self._position, 0
             piece = self._data[offset : offset + missing]
             if not piece:
-                break  # The object is shorter than when it was listed.
+                break  # The object has become shorter since it was listed.
             pieces.append(piece)
             self._position += len(piece)
             missing -= len(piece)

@@ -216,7 +216,7 @@ class ManifestWriter:
 
 
 class PieceWriter:
-    """A buffer of lines for the next piece of a manifest or log in a store. Several threads may add lines.
+    """A buffer of lines for the next piece (object) of a manifest or log in a store. Several threads may add lines.
 
     `last` is the highest number of the existing pieces.
     """

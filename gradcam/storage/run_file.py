@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 NON_LAYER_NAMES = ("input", "attention")
-# Earlier versions drew all heatmaps with these options, and did not record them.
+# Earlier versions drew all heatmaps with these options, and did not record the options.
 EARLIER_LOOK = {"base": "color", "blend": "fade"}
 # Limits for an error message: the number of differences, and the length of a value.
 MAX_DIFFERENCES, MAX_VALUE_CHARS = 5, 160

@@ -200,7 +200,7 @@ def compute_scores(target: Any, output: Any, images: int) -> TargetScores:
 
 
 def is_function(target: Any) -> bool:
-    """Return whether a target computes the scores itself. (Python types do not, although they are callable.)"""
+    """Return whether a target computes the scores itself. Python types do not, although they are callable."""
     return isinstance(target, (Target, ScoreExtractor)) or (callable(target) and not isinstance(target, type))
 
 

@@ -35,7 +35,7 @@ MIN_ROWS = NUM_GUARD_ROWS + 1
 
 @dataclass(frozen=True)
 class Chunk:
-    """One batch with `rows` rows per image: the variants with these `numbers`, filled up with unchanged rows.
+    """A batch with `rows` rows per image: the variants with these `numbers`, filled up with unchanged rows.
 
     If `is_guarded` is True, the batch also has guard rows: an unchanged row and an extreme row at each end.
     """
