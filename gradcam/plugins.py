@@ -192,7 +192,7 @@ def _import_module(name: str) -> ModuleType:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-                raise  # The user's module exists, but imports a module that does not.
+                raise  # The user's module exists, but imports a module that does not exist.
             searched = f"sys.path{' and the current folder' if os.getcwd() in sys.path else ''}"
             text = f"There is no module {shorten(name)}: Python searched {searched}. For a file, pass FILE.py:FUNCTION."
             raise ModelError(text) from error

@@ -31,7 +31,7 @@ BLIND = (
     "The gradient is exactly zero at every layer that has a grid, so no layer can change the score. Possible causes: a "
     "head with zero weights, or a probability of exactly 0 or 1. Choose another score or class."
 )
-# The search for a layer whose cells respond where the image changes tries at most this many layers.
+# The maximum number of layers to try. The search ends when a layer's cells respond where the image changes.
 MAX_CANDIDATES = 24
 
 

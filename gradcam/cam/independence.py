@@ -18,8 +18,8 @@ from gradcam.layers.axes import take_image
 from gradcam.layers.find import LayerRef
 
 ROUNDING = 256  # A gradient at another image counts as zero if it is at most this many units in the last place.
-# Rounding explains differences up to `tolerance` times a sum. The sum is the image's largest gradient, plus the batch's
-# largest gradient divided by this factor.
+# Rounding may explain a difference up to `tolerance` times a sum. The sum is the image's largest gradient, plus the
+# batch's largest gradient divided by this factor.
 OWN_GRADIENT_FACTOR = 64
 
 

@@ -43,13 +43,14 @@ TEST_POINTS = (
     (0.33, 0.14, 0.21), (0.71, 0.23, 0.67), (0.12, 0.42, 0.38), (0.88, 0.55, 0.88), (0.47, 0.79, 0.13),
     (0.60, 0.86, 0.59),
 )  # fmt: skip
-MIN_RESPONSES = 4  # A layout is accepted if the right cell responds at this many of the six test points.
+MIN_RESPONSES = 4  # A layout is accepted if the right cell responds at this many of the six test points, or more.
 MIN_TOKENS, MIN_CELLS = 6, 9  # Minimum grid of tokens, and of a map. In smaller grids, cells respond by chance.
 MAX_RESPONDING = 0.15  # A cell responds if its change is among the largest changes, which are this share of all cells.
 CELL_OFFSET, PATCH_SIDE = 3 / 8, 3 / 4  # Centre and side of a changed patch, as shares of a cell's side.
 CHANGED_SHARE = 0.4  # The share of the cells that are changed in one pass.
 MIN_CORRELATION = 0.55  # The minimum correlation of the responses with the changed cells.
-# The minimum correlation, in standard deviations of a random correlation. The larger minimum applies.
+# The minimum correlation, in standard deviations of a random correlation. If MIN_CORRELATION is larger, it applies
+# instead.
 MIN_DEVIATIONS = 2.5
 # If the correlation exceeds both limits, MIN_RESPONSES - 1 responses are enough.
 LIKELY_CORRELATION, LIKELY_DEVIATIONS = 0.35, 1.5

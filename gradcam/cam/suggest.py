@@ -305,7 +305,7 @@ class _SuggestionRecorder:
             self._levels[module] = [get_edge(map_tensor) for map_tensor in maps]
 
     def find_pyramid(self, names: Sequence[str]) -> str | None:
-        """Return the last of these layers that returns a feature pyramid, if the same head reads all levels."""
+        """Return the last layer that returns a feature pyramid, if a single head reads all levels; None otherwise."""
         paths = cast("GradientPaths", self.paths)
         levels = self.by_name(self._levels)  # Layers that run several times ("name#1") are not among the keys.
         for name in names if self.reads_places else ():

@@ -482,7 +482,8 @@ class TargetLayer:
         source = next((input_ for input_ in inputs if input_.given is tensor), None)
         is_changed = source is not None and source.is_changed
         # Identity, and Dropout in evaluation mode, return their input itself. Later operations may change this tensor
-        # in place. Other parts of the model may use it as the layer's input, so it must not become the recorded output.
+        # in place. Other parts of the model may use it as the layer's input. So a copy is recorded as the layer's
+        # output.
         is_shared = _shares_storage(tensor, [input_.given for input_ in inputs])
         must_keep_object = is_parameter_or_buffer(tensor, self._module) or (source is not None and not is_changed)
         # An earlier TargetLayer is recording. A new leaf would cut the graph after the earlier layer.

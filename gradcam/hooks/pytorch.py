@@ -194,8 +194,8 @@ def find_last_operation(tensor: Tensor) -> str:
 def is_relu(node: Node) -> bool:
     """Return whether an operation is a ReLU or a ReLU6, under any of their names.
 
-    Before 2.14, PyTorch does not record which operation changed a view in place. The result is then True for such an
-    operation.
+    Before 2.14, PyTorch does not record which operation changed a view in place. For any in-place change of a view, the
+    result is then True.
     """
     if "CopySlices" in node.name() and not hasattr(node, "_wrapped_node"):
         return True

@@ -527,7 +527,7 @@ def measure_whole(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     count = values.numel()
     mean = values.mean(dtype=dtype)
     centre = mean.to(values.dtype)
-    # `centre` is the mean, rounded to the dtype of the values, so that the differences keep this dtype, which saves
+    # `centre` is the mean, rounded to the dtype of the values. The differences then keep this dtype, which saves
     # memory. The last term corrects the rounding of the mean.
     squares = torch.linalg.vector_norm(values - centre, dtype=dtype) ** 2 - count * (mean - centre) ** 2
     low, high = values.aminmax()

@@ -23,8 +23,8 @@ from gradcam.layers.layout import Grid, GridSpec, Layout, Lengths
 MAX_IMAGE_CHANNELS = 4
 USUAL_DEPTH = 16  # The usual number of slices of a volume, or frames of a clip.
 MAX_PREFIX_TOKENS = 8  # The maximum number of extra tokens, such as a class token, a distillation token and registers.
-MAX_GUESSED_PREFIX = 2  # The maximum if no patch grid fits, because the tokens may then be a selection of patches.
-MAX_PREFIX_OF_GIVEN_GRID = 8  # The maximum if the user passes the grid.
+MAX_GUESSED_PREFIX = 2  # The maximum number if no patch grid fits. The tokens may then be a selection of the patches.
+MAX_PREFIX_OF_GIVEN_GRID = 8  # The maximum number of extra tokens if the user passes the grid.
 IMAGE_AXES = (0, 1)  # The axes of a token tensor that may be the image axis.
 TOKEN_KINDS = ("tokens", "tokens first")  # The layouts of tokens, by image axis: 0 for (N,T,D), and 1 for (T,N,D).
 

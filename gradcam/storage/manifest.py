@@ -162,7 +162,7 @@ def sort_manifest(path: Path, order: Sequence[str], temporary: Path) -> None:
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     positions, start = [], 0
-    # For images that are not in `order`: maps each file to the image's line.
+    # Maps the files of images that are not in `order` to the lines of these images.
     unranked: dict[str, tuple[int, int, int]] = {}
     with open_file(path) as file:
         for line in file:
@@ -224,8 +224,8 @@ class PieceWriter:
     def __init__(self, store: Store, folder: str, last: int) -> None:
         self._store, self._folder, self._number = store, folder, last
         self._lines: list[bytes] = []
-        # After a failed request, the number of lines that the request sent. The store may have written these lines
-        # without confirmation, so the next attempt sends the same lines.
+        # The number of lines that a failed request sent, or 0. The store may have written these lines without
+        # confirmation, so the next attempt sends the same lines.
         self._sent_count = 0
         self._lock = threading.Lock()
 

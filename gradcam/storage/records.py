@@ -227,10 +227,11 @@ def _reject_constant(constant: str) -> None:
     raise ValueError(constant)  # JSON has no NaN and no Infinity.
 
 
-# By the annotation of a field: the accepted types of its value.
+# Maps the annotation of a field to the accepted types of its value.
 VALUE_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 VALUE_TYPES |= {f"{name} | None": (*kinds, type(None)) for name, kinds in VALUE_TYPES.items()}
-# By the annotation of a list field: the length of the list (None for any length), and the accepted types of its items.
+# Maps the annotation of a list field to the length of the list (None for any length) and the accepted types of its
+# items.
 LIST_TYPES: dict[str, tuple[int | None, tuple[type, ...]]] = {
     "Box | None": (4, (int, float)), "Point | None": (2, (int, float)),
     "tuple[str, ...] | None": (None, (str,)), "tuple[ScoredBox, ...] | None": (None, (list,)),

@@ -17,7 +17,7 @@ from gradcam.targets.heads import MAX_SUM_ERROR, NO_CLASSES, are_probabilities
 
 LOGIT_NAMES = ("logits", "logits_per_image")
 EMBEDDING_NAME = re.compile("embed|pool|feature|hidden|flatten|latent|descriptor", re.IGNORECASE)
-# If an output has a tensor with such a name, its scores are per object, and not per image.
+# If an output has a tensor with such a name, the output has one score per object, and not one score per image.
 OBJECT_NAME = re.compile("keypoint|boxes|descriptor|matches", re.IGNORECASE)
 
 

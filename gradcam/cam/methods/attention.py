@@ -371,7 +371,7 @@ def _attend_again(
 def _compute_query_gradients(
     recorded: RecordedPass, attention: capture.AttentionTensors, log: capture.AttentionLog, scores: Tensor
 ) -> Iterator[tuple[Tensor, int | None]]:
-    """Yield gradients (k,N,heads,Q,d) at the attention's output, for k classes at a time, and the index of a query.
+    """Yield pairs of gradients (k,N,heads,Q,d) at the attention's output, for k classes, and the index of a query.
 
     The gradients are those of the query with this index. If the index is None, the gradients are those of all queries.
     """
