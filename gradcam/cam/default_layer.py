@@ -36,7 +36,7 @@ MAX_CANDIDATES = 24
 
 
 class RouteChangedError(Exception):
-    """The data flow from the layer to the score differs from an earlier pass."""
+    """The data flow from the layer to the score has changed since an earlier pass."""
 
 
 @dataclass

@@ -130,7 +130,7 @@ def _require_independence(is_dependent: list[float]) -> None:
 
 
 def _sample_weights(count: int, like: Tensor) -> Tensor:
-    """Return random weights from 0.5 to 1.5. With random signs, two images could have equal weights."""
+    """Return random weights from 0.5 to 1.5. Random signs would often be equal, and equal weights hide a dependence."""
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.rand(count, generator=generator, dtype=torch.float32, device="cpu").to(like) + 0.5
 

@@ -145,7 +145,7 @@ def list_ancestor_nodes(node: Node) -> list[Node]:
 
 
 def get_edge(tensor: Tensor) -> Edge | None:
-    """Return the edge of the autograd graph that computed a tensor; None if the tensor has no graph."""
+    """Return the graph edge (operation and output index) that computed a tensor; None if the tensor has no graph."""
     return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
 

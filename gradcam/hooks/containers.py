@@ -204,7 +204,7 @@ class Batch:
         return [self.size] * self.images if self.listed is None else list(self.listed)
 
     def take(self, images: int, first: int = 0) -> Batch:
-        """Return the batch with the metadata of `images` images, from image `first`. Slice the tensors beforehand."""
+        """Return the batch with the metadata of `images` images, starting at `first`. Slice the tensors beforehand."""
         rows = slice(first, first + images)
         listed, windows = self.listed and self.listed[rows], self.windows and self.windows[rows]
         return replace(self, images=images, listed=listed, windows=windows)

@@ -149,7 +149,7 @@ def _to_keys(path: Path) -> set[str]:
 
 
 def may_have_stem(name: str, stem: str) -> bool:
-    """Return whether a result with this stem can have this file name. Long names may be cut, so they always can."""
+    """Return whether a result with this stem can have this file name; True for long names, which may have been cut."""
     may_be_cut = len(os.fsencode(name.rpartition("/")[2])) > MAX_NAME_BYTES - MAX_CHARACTER_BYTES
     return may_be_cut or name.startswith(f"{stem}-")
 

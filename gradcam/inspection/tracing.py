@@ -384,8 +384,8 @@ class TraceEntry:
     def depth(self) -> int:
         """Return the number of calls that contain this call.
 
-        If a parent raised an exception, its end is unknown, so this call may have started after its end. Such a parent
-        counts only if this call's module is one of its submodules.
+        If a parent raised an exception, its end is unknown, so this call may have started after the parent's end. Such
+        a parent counts only if this call's module is one of its submodules.
         """
         depth, parent = 0, self.parent
         while parent is not None:

@@ -223,7 +223,7 @@ def _truncate(text: str | None) -> str:
 
 
 def list_resume_notes(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return notes about differences from the earlier run that do not prevent its resumption."""
+    """Return notes about harmless differences from the earlier run, which do not prevent resuming it."""
     before = {"gradcam": earlier.get("gradcam"), **_to_dict(earlier.get("versions"))}
     before = {name: str(version) for name, version in before.items()}
     after = {"gradcam": current["gradcam"], **current["versions"]}

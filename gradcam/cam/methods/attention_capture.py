@@ -205,7 +205,7 @@ class AttentionTensors:
 class AttentionLog:
     """All attentions of one pass in order, and the output shapes of the modules that contain an attention.
 
-    The last attention ran inside several nested modules. `tensors` maps their names to their outputs, each with its
+    `tensors` maps the names of the modules that contain the last attention to their outputs, each with the tensor's
     version. `attention_tensors` holds the tensors of the last attention. It is empty until an earlier pass has found
     the module that runs the last attention.
     """
