@@ -27,8 +27,8 @@ class HeatmapCallback(HeatmapLogger, *_bases):  # type: ignore[misc] # The class
     layer : str or nn.Module, default None
         The target layer. None chooses a layer for the first heatmaps, and uses this layer until the end.
     target : Any, default None
-        What to explain, as in `gradcam.explain`. None is each image's top class at that time. The labels of the images,
-        N ints, show how the evidence for the true class changes.
+        What to explain, as in `gradcam.explain`. None explains each image's top class at each step. The images'
+        labels, N ints, show how the evidence for the true class changes.
     method : str or Method, default None
         The method, as in `gradcam.explain`.
     every_n_steps : int, default None
@@ -37,9 +37,9 @@ class HeatmapCallback(HeatmapLogger, *_bases):  # type: ignore[misc] # The class
         Log after every N epochs. If neither N is given, log after every epoch.
     sink : Any, default None
         Where the overlays are written to: a folder, "tensorboard", "wandb", "mlflow", a `SummaryWriter`, a W&B run, a
-        logger of Lightning, a function of overlays, captions and step, or a list of these. None means those of the
-        trainer's loggers that store images. If there are none, overlays are written to the folder "heatmaps" in the
-        trainer's log folder.
+        logger of Lightning, a function of overlays, captions and step, or a list of these. None uses the
+        trainer's loggers that can store images. Without such loggers, overlays are written to the folder "heatmaps" in
+        the trainer's log folder.
     originals : sequence of images, default None
         The images to draw on, in any form that `gradcam.read_image` takes. Each has to show the same area as the model's
         input. None means to draw on the model's input.

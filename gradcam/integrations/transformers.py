@@ -22,8 +22,8 @@ class HeatmapCallback(HeatmapLogger, TrainerCallback):
     layer : str or nn.Module, default None
         The target layer. None chooses a layer for the first heatmaps, and uses this layer until the end.
     target : Any, default None
-        What to explain, as in `gradcam.explain`. None is each image's top class at that time. The labels of the images,
-        N ints, show how the evidence for the true class changes.
+        What to explain, as in `gradcam.explain`. None explains each image's top class at each step. The images'
+        labels, N ints, show how the evidence for the true class changes.
     method : str or Method, default None
         The method, as in `gradcam.explain`.
     every_n_steps : int, default None
@@ -33,8 +33,8 @@ class HeatmapCallback(HeatmapLogger, TrainerCallback):
     sink : Any, default None
         Where the overlays are written to: a folder, "tensorboard", "wandb", "mlflow", a `SummaryWriter`, a W&B run, a
         `TensorBoardCallback`, a function of overlays, captions and step, or a list of these. None means
-        TensorBoard, W&B and MLflow if they are in `report_to`. If none is, overlays are written to the folder "heatmaps" in
-        `output_dir`.
+        TensorBoard, W&B and MLflow if they are in `report_to`. Otherwise, overlays are written to the folder "heatmaps"
+        in `output_dir`.
     originals : sequence of images, default None
         The images to draw on, in any form that `gradcam.read_image` takes. Each has to show the same area as the model's
         input. None means to draw on the model's input.
@@ -72,4 +72,4 @@ class HeatmapCallback(HeatmapLogger, TrainerCallback):
         self.after_step(kwargs["model"], state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.after_epoch(kwargs["model"], int(state.epoch), state.global_step)  # The last epoch may end early.
+        self.after_epoch(kwargs["model"], int(state.epoch), state.global_step)  # fractional if an epoch ends early
