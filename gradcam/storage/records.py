@@ -169,7 +169,7 @@ class Record:
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": self.status, "error": self.error}
-        # Do not use asdict(), because its deep copies would take half of the time per record.
+        # Do not use asdict(): its deep copies would take half of the time for writing a record.
         fields |= {key: value for key, value in _omit_absent(vars(self)).items() if key not in fields}
         fields["predictions"] = [_omit_absent(vars(entry)) for entry in self.predictions]
         fields["explained"] = [_omit_absent(vars(entry)) for entry in self.explained]
@@ -230,10 +230,11 @@ def _reject_constant(constant: str) -> None:
     raise ValueError(constant)  # JSON has no NaN and no Infinity.
 
 
-# The accepted types of a field's value, by the annotation of the field.
+# Maps the annotation of a field to the accepted types of its value.
 VALUE_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 VALUE_TYPES |= {f"{name} | None": (*kinds, type(None)) for name, kinds in VALUE_TYPES.items()}
-# The length of a list (None for any length) and the accepted types of its items, by the annotation of the field.
+# Maps the annotation of a list field to the length of the list (None for any length) and the accepted types of its
+# items.
 LIST_TYPES: dict[str, tuple[int | None, tuple[type, ...]]] = {
     "Box | None": (4, (int, float)), "Point | None": (2, (int, float)),
     "tuple[str, ...] | None": (None, (str,)), "tuple[ScoredBox, ...] | None": (None, (list,)),

@@ -99,7 +99,8 @@ class Instance:
     def moved(self, source: Window, target: Window, size: Sequence[int]) -> Instance:
         """Convert the box, point and mask from pixels of one canvas to pixels of another canvas.
 
-        Both canvases contain the same region of the image, at different positions and scales.
+        A canvas is an image, possibly resized and padded. Both canvases contain the same region of the image, at
+        different positions and scales.
 
         Parameters
         ----------
@@ -141,16 +142,16 @@ def crop_mask(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class TargetScores:
-    """Scores (N,K), attached to the graph, and descriptions of the scored objects.
+    """Scores (N,K) with their autograd graph, and descriptions of the scored objects.
 
     If a function computed the scores, `classes` (N,K) and `logits` (N,C) are None. `target` computes the scores of the
     same objects from another output of the model. `instances` describe the scored objects of each image. An image may
     have fewer than K objects. For plain classes, `instances` is None.
 
-    `differentiate` is set if each score depends only on a small part of a layer. This function takes activations
-    (N,C,H,W) of several layers, and returns a list of local gradients for each layer. It returns None if only autograd
-    can compute the gradients. `settled` (N,K) is True for scores whose true gradient is zero. The computed gradient of
-    such a score is only rounding error.
+    `differentiate` is set if each score depends only on a small part of a layer. The function takes activations
+    (N,C,H,W) of several layers, and returns a list of `LocalGradient` for each layer, or None if only autograd can
+    compute the gradients. `settled` (N,K) is True for scores whose true gradient is zero. The computed gradient of such
+    a score is only rounding error.
     """
 
     values: Tensor
@@ -175,15 +176,16 @@ class BoundTarget:
     """A target bound to a model.
 
     `model` is the module to run, and `batch` is its input. `target` is passed to `compute_scores`. `layer` and `method`
-    are the defaults. If `layer` is None, the default is the last layer with a grid. If `layers` is not empty, the maps
-    of these layers are added, and `layer` is ignored. `reshape` arranges tokens on a grid, if their number alone does
-    not determine the grid.
+    are the defaults for this target. If `layer` is None, the default layer is the last layer with a grid. If `layers`
+    is not empty, the maps of these layers are added, and `layer` is ignored. `reshape` arranges tokens on a grid, if
+    their number alone does not determine the grid.
 
     `own_output` converts the output of `model` to the output of the explained model. If both outputs are the same,
     `own_output` is None. `list_found` lists all detected objects or classes of each image, from the output of `model`.
-    If `has_places` is True, the target is at a fixed position, so augmentation by moved views is refused. `mirror` is
-    set for the similarity to reference images. It returns the reference images, and the target for their own maps.
-    `refine` changes the maps (N,K,h,w) before they become heatmaps.
+    If `has_places` is True, the target has a fixed position in the image, so test-time augmentation that moves the
+    image is refused. `mirror` is set if the target is the similarity to reference images. It returns the reference
+    images, and the target that explains the reference images. `refine` changes the
+    maps (N,K,h,w) before they become heatmaps.
     """
 
     model: nn.Module

@@ -72,8 +72,8 @@ class Token(Target):
     ------
     TargetError
         If the caption has no tokens, if a position or word does not exist, if an argument is invalid, or if two
-        arguments exclude each other. When used with a model: if the model generates no text, if a token is outside the
-        model's vocabulary, if the model needs a prompt that was not passed, or a tokenizer that it does not have.
+        arguments exclude each other. When used with a model: if the model generates no text, or a token is outside its
+        vocabulary. If a prompt or a tokenizer is needed but missing.
 
     Notes
     -----
