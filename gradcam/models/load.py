@@ -195,7 +195,7 @@ def load_model(
     threshold : float, default None
         The minimum score of the boxes that a detector returns. None uses the model's threshold.
     weights : str or path, default None
-        This and all parameters below are as in `load_classifier`.
+        This parameter and all parameters below are as in `load_classifier`.
     labels : sequence of str, or path, default None
         The class names.
     mean : float or sequence of float, default None

@@ -68,8 +68,8 @@ def page(
         None uses the included model. For other models, such as the detectors of `gradcam.load_model`, the page
         shows the model's results instead of classes: for example, all boxes, or the masks of all predicted classes.
     layers : sequence of str, default None
-        Dotted names of target layers. None uses the default layer, and up to three earlier layers with higher
-        resolutions: for each resolution, the last layer.
+        Dotted names of target layers. None uses the default layer, and up to three earlier layers: the last layer of
+        each higher resolution.
     methods : sequence of str or Method, default ()
         As in `gradcam.compare`. The default is "gradcam" for classifiers, and the task's default method otherwise.
     target : Any, default None

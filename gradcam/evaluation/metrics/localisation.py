@@ -143,14 +143,15 @@ def corloc(heatmaps: Any, boxes: Sequence[Any]) -> CorLoc:
 
     The box is around the largest connected part of the pixels above the threshold, as in `localisation`. A box fits if
     its intersection over union with an object is at least 0.5. The mean of `hits` is CorLoc; with known classes, it is
-    also called GT-known Loc. The best threshold differs between methods, so a fixed threshold would favour some methods,
-    as Choe et al. showed. Their MaxBoxAcc therefore uses the best threshold for the same images, which is optimistic.
-    Here, the even images use the threshold with the most hits for the odd images, and the odd images use that of the
-    even images. If several thresholds have equally many hits, the one with the largest mean overlap is used. A single
-    image uses the default of `gradcam.find_boxes`.
+    also called GT-known Loc. The best threshold differs between methods, so a fixed threshold would favour some
+    methods, as Choe et al. showed. Their MaxBoxAcc therefore uses the best threshold for the same images, which is
+    optimistic. Here, the even images use the threshold with the most hits for the odd images, and vice versa. If
+    several thresholds have equally many hits, the one with the largest mean overlap is used. A single image uses the
+    default of `gradcam.find_boxes`.
 
     In `evaluate`, images are counted in the order of their SHA-256, so that their names and order do not matter. The
-    thresholds are chosen after the last image. Until then, an image's entry has its number at the default threshold.
+    thresholds are chosen after the last image. Until then, each image's entry contains the image's result at the
+    default threshold.
 
     Parameters
     ----------
