@@ -270,7 +270,7 @@ class _ListingRecorder:
         runs, output = self._runs.get(module, 0), self._outputs.get(module)
         if runs != 1 and not run:
             parts_ran = any(part in self._runs for part in module.modules())
-            not_run = "not called itself, only its submodules" if parts_ran else "not called in evaluation mode"
+            not_run = "only its submodules are called" if parts_ran else "not called in evaluation mode"
             return f"runs {runs} times" if runs else not_run
         if output is None:
             return "returns no floating-point tensor"

@@ -364,7 +364,7 @@ def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequ
     resolved = find_methods(methods)
     for method in resolved:
         if method.place != "layer":
-            raise GradcamError(f"{method.name} uses no target layer: leave it out.")
+            raise GradcamError(f"{method.name} uses no target layer: leave this method out.")
     if isinstance(scores, str) or not scores or not all(score in SCORES for score in scores):
         raise GradcamError(f"scores is {shorten(scores)}, expected a list of some of {', '.join(SCORES)}.")
     fixed = {method.name for method in resolved if method.score is not None or method.needs == ("activations",)}

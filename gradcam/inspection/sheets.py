@@ -31,7 +31,7 @@ HEADING, CAPTION = 34, 18  # Heights of the line above the cells and of the text
 BAR, BAR_HEIGHT = 80, 12
 CAPTION_COLOUR = (105, 105, 105)
 MAX_PIXELS = 2**28  # For all cells together. At the default size, this allows 21,000 cells.
-LEGEND = "Each cell is a channel. Below it are its number and its mean absolute activation."
+LEGEND = "Each cell is a channel. Below the cell are the channel's number and mean absolute activation."
 
 
 @accept_old_parameters

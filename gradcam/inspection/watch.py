@@ -93,7 +93,7 @@ class Discovery:
         fact = f"the gradient at the {place} of {layer} is {self.kind}{values}"
         start = f"Step {self.step}: {fact}, the first such gradient in the backward pass."
         if self.cause is not None:
-            cause = f"the first non-finite output is that of {_layer_text(self.cause)}"
+            cause = f"the first non-finite output is the output of {_layer_text(self.cause)}"
             return f"{start} The problem began in the forward pass: {cause}."
         location = f"between {layer} and the loss" if self.tensor == OUTPUT else f"inside {layer}"
         return f"{start} The forward pass was finite: check the operations {location}."

@@ -33,8 +33,8 @@ class HeatmapCallback(HeatmapLogger, TrainerCallback):
     sink : Any, default None
         The destination of the overlays: a folder, "tensorboard", "wandb", "mlflow", a `SummaryWriter`, a W&B run, a
         `TensorBoardCallback`, a function of overlays, captions and step, or a list of these. None means TensorBoard,
-        W&B and MLflow if they are in `report_to`. If none is, overlays are written to the folder "heatmaps" in
-        `output_dir`.
+        W&B and MLflow if they are in `report_to`. If none of these is in `report_to`, overlays are written to the
+        folder "heatmaps" in `output_dir`.
     originals : sequence of images, default None
         The images to draw on, in any form that `gradcam.read_image` takes. Each original must show the same area as the
         model's input. None draws on the model's input.

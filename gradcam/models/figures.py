@@ -66,7 +66,7 @@ def figure(
     With one method, the figure has a row per image and a column per class. Many classes continue on further rows. With
     several methods, the figure has a row per image and class, and a column per method and layer. All panels have the
     same height. If the images have a pixel spacing in mm (DICOM files), a scale bar is drawn. The figure is drawn
-    without pyplot. It needs matplotlib (extra `plots`).
+    without pyplot. Figures need matplotlib (extra `plots`).
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def figure(
 
     suffix = None if path is None else to_path(path).suffix.lower()
     if suffix not in (None, *METADATA):
-        raise ImageError(f"{path}: a figure is written as {', '.join(METADATA)}")
+        raise ImageError(f"{path}: a figure can only be written as {', '.join(METADATA)}")
     check_number(width, "The figure's width", "inches, such as 7.", least=1, most=100)
     groups = _to_groups(explanations)
     rows = _list_rows(groups, i, k, names, look)

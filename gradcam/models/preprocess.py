@@ -288,7 +288,7 @@ def check_same_sizes(sizes: Sequence[tuple[int, ...]], stage: str) -> None:
     different = [f"{height} x {width}" for height, width in sorted(set(sizes))]
     if len(different) > 1:
         problem = f"{' and '.join(different[:2])} {stage}"
-        raise ImageError(f"The images are {problem}, which do not fit into one batch: explain them one by one.")
+        raise ImageError(f"The images are {problem}. A batch needs images of one size: explain the images one by one.")
 
 
 Reader = Callable[[Path], Reading]
@@ -321,7 +321,7 @@ def read_image_file(path: Path, data: FileContent | None = None) -> Reading:
         notes.append(f"{is_finite.size - np.count_nonzero(is_finite)} value(s) are NaN or infinite")
         values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
     if low < 0 or high > 1:
-        notes.append(f"values from {low.item():.6g} to {high.item():.6g} go to the model unscaled")
+        notes.append(f"values from {low.item():.6g} to {high.item():.6g} are passed to the model unscaled")
     return Reading(values, picture, "; ".join(notes) or None)
 
 

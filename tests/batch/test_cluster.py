@@ -400,7 +400,9 @@ def test_wrong_usage(gradcam_command: Command, photos: Path, folder: Path, monke
     assert "use one of auto, cpu, cuda" in batch("--engine", "ray", "--device", "cuda:1")
     with socket.create_server(("127.0.0.1", 0)) as server:
         dead = f"127.0.0.1:{server.getsockname()[1]}"
-    message = f"Error: {dead}: no answer (connection refused). Start the head with `ray start --head`.\n"
+    message = (
+        f"Error: {dead}: the Ray head does not answer (connection refused). Start the head with `ray start --head`.\n"
+    )
     assert batch("--engine", "ray", "--ray-address", dead) == message
     monkeypatch.setenv("RAY_ADDRESS", dead)
     assert batch("--engine", "ray") == message

@@ -88,7 +88,7 @@ def test_extreme_and_constant_deep_pictures_are_explained(
     torch.testing.assert_close(explanation.output, explanation_of_array.output, rtol=0, atol=1e-4)
 
 
-UNSCALED = "values from {} go to the model unscaled"
+UNSCALED = "values from {} are passed to the model unscaled"
 INFINITE = [np.nan, 0.25, -np.inf, np.inf, 0.75]
 
 
