@@ -99,7 +99,7 @@ class Attribution:
         Parameters
         ----------
         path : str or path
-            The file, ending in ``.npz`` or ``.npy``. Its folder has to exist.
+            The file, ending in ``.npz`` or ``.npy``. The folder of the file must exist.
         i : int, default None
             The image to save; None for all.
         k : int, default None

@@ -122,7 +122,7 @@ class Explanation:
         Parameters
         ----------
         path : str or path
-            The file, ending in ``.npz`` or ``.npy``. Its folder has to exist.
+            The file, ending in ``.npz`` or ``.npy``. The folder of the file must exist.
         i : int, default None
             The image to save; None for all.
         k : int, default None
@@ -167,15 +167,15 @@ def explain(
 ) -> Explanation:
     """Compute class activation maps, in one forward pass and a backward pass through the layers after the target layer.
 
-    The model runs in evaluation mode. Its hooks, training flags, buffers, `requires_grad` and ``.grad`` are left
-    unchanged. Grad mode and random states are left unchanged as well. Several threads may explain one model at once. Do
+    The model runs in evaluation mode. The model's hooks, training flags, buffers, `requires_grad` and ``.grad`` are
+    left unchanged, as well as the grad mode and the random states. Several threads may explain one model at once. Do
     not train the model in another thread at the same time: all threads share the training flags, so a training step
     would run in evaluation mode.
 
     Parameters
     ----------
     model : nn.Module
-        Any PyTorch model. It may be frozen, in training mode, in half precision or compiled.
+        Any PyTorch model. The model may be frozen, in training mode, in half precision or compiled.
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
         The model's input, usually a preprocessed floating-point tensor. A tuple is passed as positional arguments, and a
         dict as keyword arguments. The first floating-point 4-D or 5-D tensor among the arguments is taken as the images.
@@ -210,8 +210,8 @@ def explain(
         "sum" resizes the raw maps of `layers` to the finest grid, and adds the maps.
     evidence : str, default "positive"
         "positive" is evidence for the class, and "negative" is evidence against the class. "signed" is both, in [-1,1].
-        "negative" and "signed" need a method whose `is_signed` is True. They are useful for regression and for a single
-        logit.
+        "negative" and "signed" need a method whose `is_signed` is True. Negative and signed evidence is useful for
+        regression and for a single logit.
     augmentation : str, default "none"
         Test-time augmentation. "flip" adds the mirrored images to the batch. "flip-scale" also adds the images and the
         mirrored images with all values multiplied by 0.9 and by 1.1. Maps are means over these views.

@@ -30,15 +30,15 @@ def fuse(
     ----------
     explanations : sequence or mapping of Explanation
         At least one explanation, or the result of `compare`. All explanations must be of the same images and target
-        functions. This function does not check that.
+        functions. This function does not check whether images and targets are the same.
     reduction : str, default "mean"
         "mean" averages the heatmaps; "max" takes the value with the largest magnitude at each pixel.
 
     Returns
     -------
     Explanation
-        The fused explanation. Its `maps` are float32 (N,K,H,W), at the input's size. `layer` and `method` join all
-        names with "+". `scores`, `output` and the images are taken from the first explanation.
+        The fused explanation. The fused `maps` are float32 (N,K,H,W), at the input's size. `layer` and `method` join
+        all names with "+". `scores`, `output` and the images are taken from the first explanation.
 
     Raises
     ------

@@ -45,7 +45,7 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
     methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
     defaults = [row.name for row in survey.rows if row.suggested_for_positive][:1]
     text = f"{BOTH_SIGNS} marks layers with negative values. Do not use these layers for {methods}."
-    text += "".join(f" These methods use {name} by default." for name in defaults)
+    text += "".join(f" The default layer of these methods is {name}." for name in defaults)
     titles, *cells = terminal.align([TITLES, *map(_cells, rows)], "  ", right=(3, 4))
     lines += ["", f"  {titles}", *map(_mark, rows, cells), ""]
     lines += textwrap.wrap(text, WIDTH) if any(row.both_signs for row in rows) else []
@@ -55,7 +55,7 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
         )
     if skeleton.channels not in (1, 3):
         reader = f"Images with {skeleton.channels} channels need --reader"
-        lines.append(f"{reader}. They also need --mean and --std, with one value per channel.")
+        lines.append(f"{reader}. Such images also need --mean and --std, with one value per channel.")
     return "\n".join([*lines, _suggest_command(survey, words)])
 
 

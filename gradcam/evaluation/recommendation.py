@@ -148,8 +148,8 @@ class Recommendation:
     model : str
         The classifier's name.
     rows : tuple of Row
-        All combinations. Combinations with a ROAD score come first, sorted by ROAD. The others are sorted by `order`.
-        The highest values come first.
+        All combinations. Combinations with a ROAD score come first, sorted by ROAD. All other combinations are sorted
+        by `order`. The highest values come first.
     single_object : Answer
         Where is the object? The measure is `objects` if there are enough annotations, otherwise ROAD.
     several_objects : Answer

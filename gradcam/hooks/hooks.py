@@ -364,8 +364,8 @@ class TargetLayer:
         Returns
         -------
         Tensor
-            The gradient, shaped like `activations`. It is float32 if the activations or the score are float16, because
-            float16 would lose small values.
+            The gradient, shaped like `activations`. The gradient is float32 if the activations or the score are
+            float16, because float16 would lose small values.
 
         Raises
         ------

@@ -68,8 +68,8 @@ def draw_activations(
         The order of the channels. "strongest" sorts them by mean absolute activation, "index" by channel number.
     scale : str, default "channel"
         The colour scale. "channel" scales each channel to its own maximum, which shows its structure; "layer" scales
-        all channels to the maximum of the layer, so that strong channels stand out. Both maxima are the 99th percentile
-        of the non-zero absolute values.
+        all channels to the maximum of the layer, so that strong channels stand out. In both cases, the maximum is the
+        99th percentile of the non-zero absolute values.
     size : int, default 112
         The longer side of a cell, in pixels. Smaller maps are enlarged without interpolation.
     colormap : str, default "inferno"

@@ -143,8 +143,8 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
         their submodules. None means all layers. Parameters are watched if they require gradients when the context
         begins.
     on_nonfinite : str, default "warn"
-        "warn" issues a `GradientWarning`, and "raise" raises `GradientError`. Both happen at the end of the backward
-        pass, before an optimiser uses the gradients.
+        "warn" issues a `GradientWarning`, and "raise" raises `GradientError`. The warning and the error come at the end
+        of the backward pass, before an optimiser uses the gradients.
 
     Yields
     ------

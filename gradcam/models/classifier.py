@@ -155,8 +155,8 @@ class Classifier:
         Returns
         -------
         Prepared
-            Its `image` is the tensor (C,H,W) that the model takes. Its `reading` contains the values in the file, and
-            the image to draw on.
+            Its `image` is the tensor (C,H,W) that the model takes. The attribute `reading` contains the values in the
+            file, and the image to draw on.
 
         Raises
         ------

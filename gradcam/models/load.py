@@ -185,7 +185,7 @@ def load_model(
     Parameters
     ----------
     name : str or nn.Module, default "efficientnet_lite0"
-        As in `load_classifier`. It may also be a torchvision detector or segmenter, "hf:NAME" for any task,
+        As in `load_classifier`. The name may also be a torchvision detector or segmenter, "hf:NAME" for any task,
         "open_clip:NAME", "smp:FOLDER" or "yolo:FILE.pt".
     task : str, default "auto"
         "classification", "regression", "detection", "segmentation", "matching" (comparing images with sentences or with

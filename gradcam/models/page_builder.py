@@ -56,9 +56,9 @@ def page(
     """Make an interactive page of an image: heatmaps of every class, in one HTML file that needs no server.
 
     The heatmaps are signed if the method supports signed evidence. With Grad-CAM and HiResCAM, the page covers all
-    classes. Their heatmaps are computed together, from the derivatives of the network after the layer. This computation
-    takes one additional pass, and a partial pass per cell or channel of the layer. With other methods, or if the
-    derivatives cannot be computed, the page covers the `top` most probable classes.
+    classes. The heatmaps of all classes are computed together, from the derivatives of the network after the layer.
+    This computation takes one additional pass, and a partial pass per cell or channel of the layer. With other methods,
+    or if the derivatives cannot be computed, the page covers the `top` most probable classes.
 
     Parameters
     ----------

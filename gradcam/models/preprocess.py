@@ -402,7 +402,7 @@ def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
             return _complete(*result)
         if isinstance(result, np.ndarray):
             return _complete(result)
-        raise ImageError(f"It is {shorten(result)}, expected an array, (array, image), or a Reading.")
+        raise ImageError(f"The result is {shorten(result)}, expected an array, (array, image), or a Reading.")
     except ImageError as error:
         raise ImageError(f"{path}: the result of the reader {name} cannot be used. {error}") from None
 

@@ -375,7 +375,8 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
     ) -> None:
         """Write the overlay to an image file, or the values to ``.npz`` or ``.npy``.
 
-        The values have the format of `Explanation.save`. The file is never incomplete. Its folder must exist.
+        The values have the format of `Explanation.save`. The file is never incomplete. The folder of the file must
+        exist.
 
         Parameters
         ----------
@@ -570,7 +571,8 @@ class ImageAttribution(ImageResult, Attribution):
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
         """Write the image that `draw` returns to a file, or the values to ``.npz`` or ``.npy``.
 
-        The values have the format of `Attribution.save`. The file is never incomplete. Its folder must exist.
+        The values have the format of `Attribution.save`. The file is never incomplete. The folder of the file must
+        exist.
 
         Parameters
         ----------
