@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
+from gradcam.adapters.model_inputs import to_model_batch
 from gradcam.cam.forward import RecordedPass, recorded_pass
 from gradcam.cam.grid import JOINS, BlindPatchesError, list_unverified
 from gradcam.cam.maps import Maps, compute_maps
@@ -351,10 +352,15 @@ def execute_plan(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan
 ) -> dict[tuple[str, str], Explanation]:
     """Return the explanations of a plan, by layer and method. If `layers` is empty, choose a default layer."""
-    model, batch, target = unwrap(model), to_batch(images), plan.target
+    model, target = unwrap(model), plan.target
+    batch = to_batch(images) if not isinstance(images, Mapping) else to_model_batch(model, images)
     if not is_function(target):
         require_class_head(model)
     bound = target.bind(model, batch) if isinstance(target, Target) else BoundTarget(model, batch, target)
+    if batch.pieces is not None:
+        from gradcam.cam.pieces import bind_pieces
+
+        bound = bind_pieces(model, bound, plan.methods, plan.options)
     facts = ModelFacts(model)
     if model in self_changing_models:
         facts.read()
@@ -428,7 +434,9 @@ def _explain_at(
     with recorded_pass(bound.model, inputs, outlets, views.target, **settings) as recorded:
         if on_recorded is not None:
             on_recorded(recorded)
-        if verify != "nothing" and outlets and recorded.frame is None and not recorded.images_changed:
+        has_pieces = bound.batch.pieces is not None
+        is_fixed = has_pieces or recorded.frame is not None or recorded.images_changed
+        if verify != "nothing" and outlets and not is_fixed:
             unverified = list_unverified(recorded, reshape, includes_certain=verify != "guesses")
             if unverified:
                 from gradcam.cam.verify_layout import verify_places
@@ -436,7 +444,7 @@ def _explain_at(
                 # A tuple sets the grid, but not the positions of extra tokens before, between or after the cells.
                 is_user_layout = reshape is not None and not isinstance(reshape, tuple)
                 verify_places(recorded, unverified, is_user_layout=is_user_layout, strict=verify == "strictly")
-        if views.batch.images > 1:
+        if views.batch.images > 1 and not has_pieces:
             from gradcam.cam.independence import warn_of_mixed_images
 
             warn_of_mixed_images(recorded)
@@ -515,6 +523,10 @@ def _name_layout(recorded: RecordedPass, layer: str) -> str | None:
 def _crop_to_images(levels: Sequence[Tensor], recorded: RecordedPass, layer: str) -> Sequence[Tensor]:
     """Crop maps to each image, if the model pads images. The layers then cover the padding too."""
     frame, batch = recorded.frame, recorded.batch
+    if batch.pieces is not None:
+        from gradcam.cam.pieces import crop_views
+
+        return crop_views(levels, recorded, layer)
     if layer == "input":  # Maps at the input cover the caller's images, before the model resizes any image.
         from gradcam.layers.frames import find_frame
 

@@ -62,6 +62,20 @@ class GridActivations:
         return on_grid, ranges
 
 
+def find_views(name: str, recorded: RecordedPass) -> list[GridActivations]:
+    """Return the activations of a recorded tensor on the grid of each view, for images that reach the model in pieces.
+
+    Raises `LayerError` if the tensor has no cells of these pieces.
+    """
+    tensor, sites = recorded.activations[name], []
+    ranges = recorded.checks.add_range(tensor.detach(), f"The activations of layer '{name}' are")
+    for k, layout in enumerate(recorded.batch.pieces.find_layouts(name, tensor)):
+        view = f"{name} (view {k + 1})" if k else name
+        recorded.layouts[view] = layout
+        sites.append(GridActivations(view, tensor, layout, layout.to_grid(at_least_float32(tensor.detach())), ranges))
+    return sites
+
+
 def find_activations(layer: str, recorded: RecordedPass, reshape: ReshapeSpec = None) -> GridActivations:
     """Return the activations of a recorded layer on the grid; raise `LayerError` if there is no grid.
 
@@ -181,6 +195,11 @@ def blind_layer(site: GridActivations) -> BlindLayerError:
         return BlindPatchesError(
             f"The gradient at layer '{site.layer}' is exactly zero on every patch: the score does not depend on the patches."
         )
+    if site.layout.kind == "pieces":
+        return BlindLayerError(
+            f"The gradient at layer '{site.layer}' is exactly zero on every patch. In the last layer of a text model, only "
+            "the tokens of the text change the score: choose an earlier layer."
+        )
     return BlindLayerError(
         f"The gradient at layer '{site.layer}' is exactly zero, so the layer cannot change the score. Possible causes: a "
         "dead unit, a probability of exactly 0 or 1, or a factor of zero. Choose another layer, or explain the logit."
@@ -206,12 +225,15 @@ def choose_activations(
 
 def _choose_tensors(layer: str, recorded: RecordedPass, reshape: ReshapeSpec) -> list[GridActivations]:
     names = recorded.names_by_layer[layer]
+    has_pieces = recorded.batch.pieces is not None
     if len(names) == 1:
-        return [find_activations(names[0], recorded, reshape)]
+        return find_views(names[0], recorded) if has_pieces else [find_activations(names[0], recorded, reshape)]
     are_reached = find_dependence(recorded.scored.values, [recorded.activations[name] for name in names])
     names = [name for name, is_reached in zip(names, are_reached) if is_reached]
     if not names:
         raise no_dependence_error([layer])
+    if has_pieces:
+        return find_views(names[-1], recorded)
     sites: list[GridActivations] = []
     for name in names:
         with contextlib.suppress(LayerError):

@@ -115,7 +115,7 @@ def _compute_maps(
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
     first_order = [method for method in methods if isinstance(method, GradientMethod)]
     others = [method for method in methods if not isinstance(method, (ActivationMethod, GradientMethod))]
-    check_mixing = check_mixing and len(scores[None]) > 1
+    check_mixing = check_mixing and len(scores[None]) > 1 and recorded.batch.pieces is None
     for method, site in product(methods, sites):
         if isinstance(method, ActivationMethod):
             class_agnostic = compute_checked(method, site.grid)[:, None]

@@ -464,7 +464,7 @@ def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) 
 def explain_options(
     *, default: str = " Some tasks have a different default.  [default: gradcam]"
 ) -> Callable[[Command], Command]:
-    """Return the options for the model, layers, methods and target. The help of --method ends in `default`."""
+    """Return the options for the model, layers, methods and target. The help of --method ends with `default`."""
     text = "Target layer (see `gradcam layers`); may be repeated. Without --layer, the model's default layer is used."
     methods = _methods(find_any_method, [*METHODS, *ATTRIBUTIONS], default)
     return combine(*_MODEL, layer(text, name="layers", multiple=True), methods, *_TARGET, *_OTHER_TARGETS, *_FIT)

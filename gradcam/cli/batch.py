@@ -52,7 +52,7 @@ def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions
 
     classifier, request = work.classifier, work.request
     target = cast(Any, request.target)
-    reshape, name = settings.options.get("reshape"), name_target_function(target)  # as the user gave --reshape
+    reshape, name = settings.options.get("reshape"), name_target_function(target)  # --reshape as given
     target_settings = {"target": name} if name else {
         "classes": None if target.classes is None else [int(index) for index in target.classes[0]],
         "top_k": target.top,
@@ -66,7 +66,7 @@ def describe_settings(settings: Settings, work: BatchWork, saving: OutputOptions
     options = {name: value for name, value in request.options.items() if name in settings.options and name != "reshape"}
     # Earlier versions stored no fit. Store the fit only if it is not the default, so that earlier runs can be resumed.
     fit = {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}
-    # Earlier versions had no boxes.
+    # Earlier versions had no boxes. Store the box settings only if they are used, so that earlier runs can be resumed.
     unused = {"views"} | (set() if {"mask", "boxes"} & {*saving.kinds} else {"box_threshold", "box_method"})
     return {
         "model": classifier.name,
@@ -196,7 +196,8 @@ def run_batch(batch: BatchOptions) -> int:
 def _start_engine(batch: BatchOptions, stack: contextlib.ExitStack) -> tuple[Engine, str | None]:
     """Return the engine, and the device type of its models. The type is None if the model runs in this process.
 
-    If models run in other processes, the model of this process only prepares the request. The engine ends with `stack`.
+    If models run in other processes, the model of this process only prepares the request. The engine ends when
+    `stack` is closed.
     """
     model, layers = batch.settings.model, batch.settings.layers
     load = partial(load_on, model, layers[0] if layers else None)

@@ -78,7 +78,7 @@ def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **para
 
 
 def _choose_methods(settings: Settings, model: Classifier) -> Sequence[Method]:
-    """Return the default methods to compare. Methods with their own score are only for class logits."""
+    """Return the default methods. Leave out methods with their own score, unless the logit of a class is explained."""
     methods = [find_method(name) for name in (METHODS if settings.options["evidence"] == "positive" else SIGNED)]
     explains_logits = settings.score == "logit" and settings.target is None and model.task == "classification"
     return [method for method in methods if explains_logits or method.score is None]

@@ -184,7 +184,8 @@ class Batch:
     `pictures` is the tensor with the images, `images` is their number, and `size` is their (H,W) or (D,H,W). If the
     model takes a list of images (C,H,W), `listed` has the sizes of these images. The arguments then contain `pictures`
     instead of the list. In `pictures`, each image lies in the upper left corner, and the rest is filled with zeros. If
-    images do not cover the entire input of the network, `windows` has the part that each image covers.
+    images do not cover the entire input of the network, `windows` has the part that each image covers. If images reach
+    the model in pieces, `pieces` is a `layers.pieces.Pieces`. A sample, such as a prompt, may then have several images.
     """
 
     args: tuple[Any, ...]
@@ -195,10 +196,18 @@ class Batch:
     device: torch.device
     listed: tuple[tuple[int, ...], ...] | None = None
     windows: tuple[Window, ...] | None = None
+    pieces: Any = None
+
+    @property
+    def samples(self) -> int:
+        """Return the number of samples, which is the number of rows in the model's output."""
+        return self.images if self.pieces is None else max(self.pieces.samples) + 1
 
     @property
     def sizes(self) -> list[tuple[int, ...]]:
         """Return the size of each image, without padding."""
+        if self.pieces is not None:
+            return list(self.pieces.sizes)
         if self.windows is not None:
             return [tuple(max(1, round(length)) for length in window[2:]) for window in self.windows]
         return [self.size] * self.images if self.listed is None else list(self.listed)

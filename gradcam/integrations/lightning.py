@@ -37,8 +37,8 @@ class HeatmapCallback(HeatmapLogger, *_bases):  # type: ignore[misc] # The class
         Log after every N epochs. If both intervals are None, log after every epoch.
     sink : Any, default None
         The destination of the overlays: a folder, "tensorboard", "wandb", "mlflow", a `SummaryWriter`, a W&B run, a
-        logger of Lightning, a function of overlays, captions and step, or a list of these. None means those of the
-        trainer's loggers that store images. If there are none, overlays are written to the folder "heatmaps" in the
+        logger of Lightning, a function of overlays, captions and step, or a list of these. None uses the trainer's
+        loggers that can store images. Without such loggers, overlays are written to the folder "heatmaps" in the
         trainer's log folder.
     originals : sequence of images, default None
         The images to draw on, in any form that `gradcam.read_image` takes. Each original must show the same area as the

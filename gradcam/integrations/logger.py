@@ -213,7 +213,7 @@ class HeatmapLogger:
         images = map_tensors(self.images, lambda x: x.to(first.device, first.dtype if x.is_floating_point() else None))
         explanation = explain(model, images, self.layer, method=self.method, target=self.target, **self.options)
         if self.layer is None and explanation.layout is not None and " + " not in explanation.layer:
-            self.layer = explanation.layer  # Maps of another default layer at a later step could not be compared.
+            self.layer = explanation.layer  # Maps at different layers could not be compared.
         overlays, captions, classes = [], [], explanation.classes
         for i, picture in enumerate(self.pictures):
             for k, heatmap in enumerate(explanation.heatmaps[i].cpu()):
@@ -298,7 +298,7 @@ def _to_picture(image: Tensor, size: Sequence[int], mean: Any, std: Any) -> Pixe
 
 
 def _read_originals(originals: Sequence[Any], sizes: Sequence[tuple[int, ...]]) -> list[Pixels]:
-    """Read the images to draw on. Raises `ImageError` if they show another area than the model's input."""
+    """Read the images to draw on. Raises `ImageError` if an image shows another area than the model's input."""
     pictures = [read_image(original) for original, _ in zip(originals, sizes)]
     shapes = [picture.shape[:2] for picture in pictures]
     ratios = [shape[1] * size[0] / (shape[0] * size[1]) for shape, size in zip(shapes, sizes)]

@@ -72,4 +72,4 @@ class HeatmapCallback(HeatmapLogger, TrainerCallback):
         self.after_step(kwargs["model"], state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.after_epoch(kwargs["model"], int(state.epoch), state.global_step)  # The last epoch may end early.
+        self.after_epoch(kwargs["model"], int(state.epoch), state.global_step)  # fractional if an epoch ends early

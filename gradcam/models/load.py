@@ -39,8 +39,8 @@ from gradcam.targets.heads import ends_in_features, find_output_module
 
 CLIP_METHODS = ("encode_image", "encode_text")  # methods in the interface of OpenAI's CLIP
 USE_A_FUNCTION = "use gradcam.explain(model, images, target=...) with a function from the output to scores per image."
-OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # classes of transformers for other tasks
-OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # in names of models with other maps
+OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # classes in transformers for other tasks
+OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # in names of models that do not return masks
 KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # in MPII, COCO, 300-W, WFLW and COCO-WholeBody
 SHORTER_SIDE_PIXELS = 520  # as in torchvision's segmenters
 

@@ -172,7 +172,7 @@ class _PageBuilder:
         return Mask(included)
 
     def explain_classes(self, layers: Any, methods: Sequence[Method], target: Any, top: int) -> list[MapSet]:
-        """Return the maps of all classes if one computation gives all maps, or else of the most probable classes."""
+        """Return the maps of all classes if one computation gives all maps. Otherwise, return the `top` classes' maps."""
         class_indices = self._to_indices(target)
         layer_names = list(layers) if layers is not None else self._choose_layer_names(methods)
         self.modules = {name: module for name in layer_names if (module := self._find_module(name)) is not None}

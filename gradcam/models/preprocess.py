@@ -134,7 +134,7 @@ class WholeImage:
     """Preprocessing that keeps the whole image and its aspect ratio, and normalises it.
 
     `side` is the length of the shorter side after resizing; None keeps the original length. `longest` is the maximum
-    length of the longer side. Both sides become multiples of `multiple` pixels. The other fields are those of
+    length of the longer side. Both sides become multiples of `multiple` pixels. The other fields are as in
     `Preprocessing`.
     """
 
@@ -278,7 +278,7 @@ def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
 
 
 def edit_reading(reading: Reading, edits: Sequence[str | Edit]) -> Reading:
-    """Return a reading without the edited parts of the image; raise `ImageError` if the image is not 8-bit RGB."""
+    """Apply edits to a reading's image, and return the result; raise `ImageError` if the image is not 8-bit RGB."""
     edited = edit_image(reading.values, edits)
     return replace(reading, values=edited, picture=edited)
 

@@ -26,7 +26,7 @@ TYPICAL_IMAGES = 5  # largest number of typical images to draw for each cluster
 MAX_SHEET_CLUSTERS = 10
 MEAN_MAP_PIXELS = 224  # height and width of the image of a mean heatmap
 MAX_HEATMAP_PIXELS = 448  # largest side to which a heatmap is resized
-MIN_NINTH_FRACTION, MIN_BAND_FRACTION, MIN_BORDER_FRACTION = 0.5, 0.6, 0.75  # smallest fractions of the evidence
+MIN_NINTH_FRACTION, MIN_BAND_FRACTION, MIN_BORDER_FRACTION = 0.5, 0.6, 0.75  # of the evidence, in `describe_place`
 ROW_NAMES, COLUMN_NAMES = ("top", "", "bottom"), ("left", "", "right")
 BANDS = {"top": "at the top", "bottom": "at the bottom", "left": "on the left", "right": "on the right"}
 
@@ -84,8 +84,7 @@ class EvidenceCluster:
         How rare evidence of similar appearance is outside the cluster, compared with images in the cluster. The value
         is from 0 to 1, and is computed like `place`.
     elsewhere : int
-        The number of images of other classes with at least a certain amount of evidence at this position. 80 % of the
-        members have at least this amount.
+        The number of images of other classes with as much evidence at this position as 80 % of the members.
     other_image_count : int
         The number of images of other classes.
     is_rest : bool

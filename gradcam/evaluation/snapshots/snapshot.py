@@ -45,7 +45,7 @@ from gradcam.targets.classes import ClassTarget
 
 SCHEMA = 1
 KIND = "gradcam snapshot"
-TAKE_SNAPSHOT = " with gradcam diff MODEL IMAGE... --save FILE"  # the end of error messages
+TAKE_SNAPSHOT = " with gradcam diff MODEL IMAGE... --save FILE"  # appended to error messages
 
 
 @dataclass(frozen=True)
