@@ -43,8 +43,8 @@ ADVICE_AFTER_LAYER = {
     "choose a layer after that operation, or a method that needs only the first derivative, such as 'gradcam'.",
     pytorch.REENTRANT: "After the layer there is a reentrant checkpoint, so PyTorch computes no gradient at the "
     "layer: set use_reentrant=False, or switch checkpointing off for the explanation.",
-    pytorch.NO_DERIVATIVE: "After the layer there is an operation without a derivative, so no layer before it has a "
-    "gradient: choose a layer after it.",
+    pytorch.NO_DERIVATIVE: "After the layer there is an operation without a derivative, so no layer before this "
+    "operation has a gradient: choose a layer after the operation.",
 }  # fmt: skip
 
 
