@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
-from gradcam.adapters.model_inputs import to_model_batch
 from gradcam.cam.forward import RecordedPass, recorded_pass
 from gradcam.cam.grid import JOINS, BlindPatchesError, list_unverified
 from gradcam.cam.maps import Maps, compute_maps
@@ -354,7 +353,7 @@ def execute_plan(
 ) -> dict[tuple[str, str], Explanation]:
     """Return the explanations of a plan, by layer and method. If `layers` is empty, choose a default layer."""
     model, target = unwrap(model), plan.target
-    batch = to_batch(images) if not isinstance(images, Mapping) else to_model_batch(model, images)
+    batch = _to_model_batch(model, images) if isinstance(images, Mapping) else to_batch(images)
     if not is_function(target):
         require_class_head(model)
     bound = target.bind(model, batch) if isinstance(target, Target) else BoundTarget(model, batch, target)
@@ -397,6 +396,22 @@ def execute_plan(
             layer = find_layer_with_gradient(model, bound, suggestion.layers, facts)
             advice = advice if layer is None else f"{error} Choose '{layer}', whose patches reach the score."
         raise type(error)(advice) from None
+
+
+def _to_model_batch(model: nn.Module, inputs: Mapping[str, Any]) -> Batch:
+    """Return named inputs as a batch. A vision-language model's images may be in pieces."""
+    if "pixel_values" not in inputs:
+        return to_batch(inputs)
+    from gradcam.adapters import find_family
+    from gradcam.adapters.vision_language import VisionLanguageModel
+
+    family = find_family(model, VisionLanguageModel)
+    if family is not None and not family.prefix:
+        return family.to_pieces(dict(inputs))
+    # A user's module may pass other inputs to the model inside it.
+    with contextlib.suppress(ImageError):
+        return to_batch(inputs) if family is None else family.to_pieces(dict(inputs))
+    return to_batch(inputs)
 
 
 def _explain_at(
