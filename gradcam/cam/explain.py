@@ -512,7 +512,7 @@ def _make_explanations(
     gradient_methods = {method.name for method in plan.methods if "gradients" in method.needs}
     for (layer, method), method_maps in maps.items():
         levels: Sequence[Tensor] = method_maps.levels
-        # If the true gradient of a score is zero, its map is blank.
+        # For settled scores, the computed gradient is only rounding error. Make the maps of these scores blank.
         if scored.settled is not None and method in gradient_methods:
             levels = [level.masked_fill(scored.settled[..., None, None].to(level.device), 0) for level in levels]
         values = views.combine(_crop_to_images(levels, recorded, layer), evidence)
