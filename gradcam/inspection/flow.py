@@ -198,7 +198,7 @@ class Statistics:
     mean : float
         The mean.
     std : float
-        The sample standard deviation, with divisor count - 1; 0 for one value.
+        The sample standard deviation (the divisor is ``count - 1``); 0 if there is only one value.
     zeros : float
         The fraction of values that are exactly zero, in [0,1].
     largest : float

@@ -59,7 +59,7 @@ def describe_place(mean: NDArray[np.floating[Any]]) -> str:
 @keep_old_names
 @dataclass(frozen=True, eq=False)
 class EvidenceCluster:
-    """Images of one class, with evidence at the same position and of similar appearance.
+    """Images of one class whose evidence is at the same position and looks similar.
 
     Attributes
     ----------
