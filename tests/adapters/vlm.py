@@ -77,7 +77,7 @@ def make(name: str, token: str, key: str = "image_token_index", **options: Any) 
     config = getattr(T, f"{name}Config")(**{key: find_token(token)}, **options)
     model: nn.Module = getattr(T, f"{name}ForConditionalGeneration")(config).eval()
     for parameter in model.parameters():
-        if parameter.ndim > 1 and not parameter.any():  # Gemma 3's projection would be zero.
+        if parameter.ndim > 1 and not parameter.is_meta and not parameter.any():  # Gemma 3's projection would be zero.
             nn.init.normal_(parameter, std=0.1)
     return model
 
