@@ -335,7 +335,8 @@ def test_a_painted_square_lands_within_one_cell(name: str, label: str, backend: 
                 heatmap = explanation.heatmaps[image][0]
                 padded = change.before[k * views + view].shape[2:]
                 counts = [padded[axis] * cells.shape[axis] / largest[axis] * window[2 + axis] for axis in (0, 1)]
-                offsets = [abs(peak - goal) * count for peak, goal, count in zip(find_peak(heatmap), place, counts)]
+                axes = zip(find_peak(heatmap), place, counts)
+                offsets = [abs(int(peak * count) - int(goal * count)) for peak, goal, count in axes]
                 assert heatmap.max() > 0
                 assert max(offsets) <= 1, (layers[k], image, view, place, offsets, counts)
 
