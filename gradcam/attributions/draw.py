@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# The percentile was chosen by eye on photographs. At the 97th percentile, fur and feathers are overexposed. At the
-# 99.5th, everything except the eyes of an animal fades to grey.
+# The percentile of the absolute values that is drawn as white or black, chosen by eye on photographs. At the 97th
+# percentile, fur and feathers are overexposed. At the 99.5th, all parts of an animal except its eyes fade to grey.
 PERCENTILE = 99
 GREY = 128
 

@@ -274,9 +274,10 @@ def explain(
 def check_one_map(
     layer: str | nn.Module | None, layers: Sequence[str | nn.Module] | None, join: str | None
 ) -> Sequence[str | nn.Module] | None:
-    """Return the layers of one map: one layer, or several layers whose maps are added; None if no layer is named.
+    """Return the layers for a single map, as a list; None if the user names no layer.
 
-    Raises `LayerError` for any other combination.
+    The list has one layer, or several layers whose maps `join` adds. Raises `LayerError` if `layers` is passed without
+    `join` or together with `layer`.
     """
     if layers is None:
         return None if layer is None else [layer]
@@ -293,8 +294,8 @@ class Plan:
     """A checked request: what to explain and how, as in `explain`.
 
     If `methods` is empty, the target's default method is used. With `prefers_signed`, the evidence is signed if the
-    default method supports signed evidence. If the score of a target function reads positions in the output,
-    `methods_for_places` replace `methods`, because pooled gradients would lose the positions.
+    default method supports signed evidence. If a target function reads positions of the output, as in segmentation,
+    `methods_for_places` replace `methods`. Methods that pool gradients would lose the positions.
     """
 
     methods: Sequence[Method] = (METHODS["gradcam"],)
@@ -318,7 +319,7 @@ class Plan:
         return cls(smoothed, target, filled | {"reshape": to_reshape(filled["reshape"])}, **fields)
 
     def complete(self, method: str) -> Plan:
-        """Return the plan; if it has no method, add `method`. Raises `GradcamError` as `of` does."""
+        """Return the plan, with `method` if the plan has no method yet. Raises `GradcamError` as `of` does."""
         if self.methods:
             return self
         smoothing, options = self.options["smoothing"], self.options
@@ -404,7 +405,7 @@ def _explain_at(
     on_recorded: Callable[[RecordedPass], None] | None = None,
     from_images: bool = False,
 ) -> dict[tuple[str, str], Explanation]:
-    """Explain at these layers.
+    """Compute the explanations at these layers.
 
     `verify` says which layouts are measured: none, the ambiguous layouts ("guesses"), or all. "strictly" measures all,
     and raises `MisplacedError` instead of warning. `on_recorded` is called with the recorded pass. `from_images` is
@@ -421,7 +422,7 @@ def _explain_at(
 
         budget, log = reruns = RerunBudget(inputs, options["memory_budget"], options["progress"]), AttentionLog()
         inputs = inputs.copy()
-        # These contexts observe the recorded pass, for methods that run the model again or follow attention.
+        # During the recorded pass, one context measures memory for later runs, and another context records attention.
         contexts = [budget.measured({outlet.module for outlet in outlets})] if outlets else []
         if any(method.place == "attention" for method in plan.methods):
             contexts.append(log.record(model))
@@ -451,7 +452,7 @@ def _explain_at(
         maps = compute_maps(recorded, plan.methods, reruns, reshape=reshape, join=options["join"])
         explanations = _make_explanations(maps, recorded, bound, views, plan)
         reference_inputs = None if bound.mirror is None else bound.mirror(recorded.scored)
-    if "_cache" in vars(facts):  # This pass has read or cached a fact.
+    if "_cache" in vars(facts):  # The cache is in use: this pass has read or cached a fact.
         facts.take_over()
     if reference_inputs is not None:  # Explain the reference image at the same layers.
         references = execute_plan(model, reference_inputs[0], layers, replace(plan, target=reference_inputs[1]))
@@ -491,9 +492,11 @@ def _make_explanations(
     gradient_methods = {method.name for method in plan.methods if "gradients" in method.needs}
     for (layer, method), method_maps in maps.items():
         levels: Sequence[Tensor] = method_maps.levels
-        if scored.settled is not None and method in gradient_methods:  # Blank maps of scores whose gradient is zero.
+        # If the true gradient of a score is zero, its map is blank.
+        if scored.settled is not None and method in gradient_methods:
             levels = [level.masked_fill(scored.settled[..., None, None].to(level.device), 0) for level in levels]
         values = views.combine(_crop_to_images(levels, recorded, layer), evidence)
+        values = values if bound.refine is None else bound.refine(values)
         if method_maps.rounding_mask is not None:
             warn_of_rounding(values, method_maps.rounding_mask, evidence, f"{method} at layer '{layer}'")
         explanations[layer, method] = Explanation(
@@ -516,7 +519,7 @@ def _name_layout(recorded: RecordedPass, layer: str) -> str | None:
 
 
 def _crop_to_images(levels: Sequence[Tensor], recorded: RecordedPass, layer: str) -> Sequence[Tensor]:
-    """Crop maps to each image, if the model pads images. The layers then cover the padding too."""
+    """If the model pads images, crop the maps to the images, because the layers' maps include the padding."""
     frame, batch = recorded.frame, recorded.batch
     if batch.pieces is not None:
         from gradcam.cam.pieces import crop_views

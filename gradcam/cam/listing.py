@@ -98,8 +98,8 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
 
     Notes
     -----
-    The search for the default layer uses autograd's graph alone. The search does not detect gradients that are zero, as
-    before a head with zero weights.
+    The search for the default layer uses autograd's graph alone. The search does not detect a gradient that is zero,
+    for example because the weights of the head are zero.
 
     Examples
     --------
@@ -215,7 +215,8 @@ class _ListingRecorder:
     def select_outputs(self, depends: Mapping[Edge, bool]) -> None:
         """Select one output for each layer that returns several outputs.
 
-        This is the first output that has a grid, reaches the score, and is not used to compute another such output.
+        The first output is selected that has a grid, affects the score, and is not used to compute another output with
+        these properties.
         """
         for module, other_outputs in self._other_outputs.items():
             edges = [(output, output.info.edge) for output in (self._outputs[module], *other_outputs) if output.layout]
@@ -264,7 +265,7 @@ class _ListingRecorder:
         return {name: layer for name, layer in doubtful.items() if certain.get(outputs[name].info.edge) != layer.layout}
 
     def explain_rejection(self, module: nn.Module, depends: Mapping[Edge, bool], *, run: bool = False) -> str | None:
-        """Return why this layer cannot be a target layer; None if it can. With `run`, only its last run is meant."""
+        """Return why a layer cannot be a target layer; None if it can. With `run`, check only its last call."""
         if isinstance(module, torch.jit.ScriptModule):
             return "TorchScript"
         runs, output = self._runs.get(module, 0), self._outputs.get(module)

@@ -121,10 +121,10 @@ def find_mask(heatmap: Any, *, threshold: float = BOX_THRESHOLD) -> Mask:
 
 
 def label_components(mask: NDArray[Any]) -> tuple[NDArray[Any], list[tuple[int, Sequence[int]]]]:
-    """Return the component's number of each pixel (H,W), and the number and the box of each component.
+    """Find the connected components of a mask; return the number of each pixel (H,W), and (number, box) pairs.
 
-    The largest component is the first. Of equally large ones, the first is the topmost, then the leftmost. A box is
-    left, top, right, bottom.
+    Components are in order of size, the largest first. Equally large components are ordered from top to bottom, then
+    from left to right. A box is (left, top, right, bottom).
     """
     labels, stats = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=8)[1:3]
     rows = [(n, row) for n, row in enumerate(stats.tolist()) if n > 0]  # Component 0 is the background.

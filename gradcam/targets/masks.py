@@ -36,7 +36,8 @@ FORMS = (
     "for the pixels predicted as the class"
 )
 LOSSY_SUFFIXES = (".jpg", ".jpeg")  # Lossy compression may turn black pixels into dark grey ones.
-CONNECTIVITY = 8  # Neighbours of a pixel. Diagonal neighbours count, so that thin diagonal structures stay connected.
+# The number of neighbours of a pixel: diagonal neighbours count, so that thin diagonal structures stay connected.
+CONNECTIVITY = 8
 MAX_CLASSES_IN_MESSAGE = 5
 
 
@@ -138,7 +139,7 @@ class Mask(Target):
 
     @property
     def classes(self) -> list[Any] | None:
-        """Return the classes as a list; None if the model's prediction for each image determines the class."""
+        """Return the classes as a list; None if the class is chosen by the model's prediction for each image."""
         if self.class_ is None:
             return None
         classes = self.class_.tolist() if isinstance(self.class_, (Tensor, np.ndarray)) else self.class_
@@ -170,7 +171,7 @@ def _is_number(value: Any) -> bool:
 
 
 def find_image_areas(batch: Batch) -> list[Tensor]:
-    """Return a mask (H,W) for each image that is True where the model's input shows the image, and not padding."""
+    """Return a mask (H,W) per image: True where the model's input contains the image, False where it is padding."""
     frame = find_frame(batch, [])
     visible = torch.zeros(batch.images, *batch.size, dtype=torch.bool, device=batch.device)
     for i, visible_mask in enumerate(visible):
@@ -344,8 +345,8 @@ class ImagePrediction:
     """A model's prediction for one image.
 
     `logits` (C,H,W) cover the model's input, and `visible` (H,W) is False where the input is padding. `is_single` is
-    True if the model has a single logit, from which two classes were made. `message_prefix` names the image in
-    messages.
+    True if the model has a single logit, which was converted to the logits of two classes. `message_prefix` names the
+    image in messages.
     """
 
     family: SegmenterAdapter
@@ -400,13 +401,13 @@ class ImagePrediction:
         return pixels[pixels >= 0].cpu().bincount(minlength=len(self.logits))
 
     def list_shares(self) -> list[tuple[int, float]]:
-        """Return each predicted class and its fraction of the image's pixels, largest fractions first."""
+        """Return (class, fraction of the image's pixels) for each predicted class, largest fractions first."""
         counts = self.count(self.predicted)
         shares = enumerate((counts / counts.sum()).tolist())
         return sorted((entry for entry in shares if entry[1]), key=lambda entry: -entry[1])
 
     def find_mask(self, index: int, pixel: tuple[int, int] | None) -> Tensor:
-        """Return the pixels (H,W) predicted as a class or, if `pixel` is given, only the connected region around it.
+        """Return a mask (H,W) of the pixels predicted as a class or, with `pixel`, of the region connected to it.
 
         Raises `TargetError` if no pixel is predicted as the class, or if `pixel` is predicted as another class.
         """

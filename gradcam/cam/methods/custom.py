@@ -15,7 +15,7 @@ from gradcam.errors import GradcamError, shorten
 def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callable[..., Any]], Method]:
     """Make a CAM method from a function of activations and gradients.
 
-    Pass the result instead of a method's name.
+    The result can be passed to `gradcam.explain` as `method`.
 
     Parameters
     ----------
