@@ -39,6 +39,8 @@ THREADS = 2
 ATTENTION = "sdpa_in_float32"
 SHARE_WITH_SHAPE = (0.1, 0.4)  # patches with less of a shape are background; those in between are left out
 PATCH_LOSS_WEIGHT = 0.5  # next to the loss of sentences
+# Words that are learned last. The others have a weight of 1.
+WORD_WEIGHTS = {"yes": 4.0, "no": 4.0, "left": 2.0, "right": 2.0, "above": 2.0, "below": 2.0}
 SHAPE_WEIGHT = 3.0  # of a patch with a shape, next to one of the background
 
 
@@ -234,4 +236,7 @@ def compute_sentence_loss(model: Any, processor: Any, scenes: Sequence[CaptionSc
     labels = ids[:, -longest:].clone()
     for row, scene in zip(labels, scenes):
         row[: longest - len(scene.words) - 1] = -100
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    weights = torch.ones(logits.shape[-1])
+    for word, weight in WORD_WEIGHTS.items():
+        weights[processor.tokenizer.convert_tokens_to_ids(word)] = weight
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), weights)
