@@ -58,7 +58,7 @@ def test_the_folder_has_the_size_that_a_repository_can_take() -> None:
 def test_the_model_describes_scenes_that_it_was_not_trained_on(captioner: tuple[Any, Any]) -> None:
     accuracy = measure_accuracy(*captioner, list(draw_caption_scenes(SEED, COUNT)))
     assert min(accuracy["object"], accuracy["colour"]) >= 0.95
-    assert accuracy["relation"] >= 0.85
+    assert accuracy["relation"] >= 0.75  # 0.92 on these 40 scenes, but 0.74 on 80 scenes of another seed
     assert accuracy["filler"] == 1
 
 
