@@ -42,8 +42,14 @@ FAMILIES = {
     rf"{MODELING}BlipForConditionalGeneration": "captioning:Blip",
     rf"{MODELING}GitForCausalLM": "captioning:Git",
     rf"{MODELING}(Blip2|InstructBlip)ForConditionalGeneration": "captioning:Blip2",
-    rf"{MODELING}(Llava|VipLlava|AyaVision|Gemma3)ForConditionalGeneration": "captioning:Llava",
-    rf"{MODELING}InternVLForConditionalGeneration": "captioning:InternVl",
+    rf"{MODELING}(Llava|VipLlava|Gemma3|PaliGemma)ForConditionalGeneration": "vision_language:VisionLanguageModel",
+    rf"{MODELING}(InternVL|AyaVision)ForConditionalGeneration": "vision_language:TiledModel",
+    rf"{MODELING}(Idefics3|SmolVLM)ForConditionalGeneration": "vision_language:Idefics",
+    rf"{MODELING}Llava(Next|Onevision)ForConditionalGeneration": "vision_language:LlavaNext",
+    rf"{MODELING}Qwen(2|2_5_|3)VLForConditionalGeneration": "vision_language:QwenVl",
+    rf"{MODELING}Mistral3ForConditionalGeneration": "vision_language:MistralVl",
+    rf"{MODELING}Florence2ForConditionalGeneration": "vision_language:Florence",
+    rf"{MODELING}Kosmos2ForConditionalGeneration": "vision_language:Kosmos",
     rf"{MODELING}VitPoseForPoseEstimation": "pose:VitPose",
     rf"{MODELING}({TOWERS})Model": "embedding:HuggingFaceTowers",
     r"open_clip\.(model|coca_model)\.(CLIP|CustomTextCLIP|CoCa)": "embedding:OpenClipTowers",
@@ -72,7 +78,7 @@ def list_families(model: nn.Module) -> Iterator[Family]:
 
 
 def find_family_classes(kind: type) -> Iterator[type[Family]]:
-    """Yield the adapter classes that support this model class or one of its base classes."""
+    """Yield the adapter classes that support the model class `kind` or one of its base classes."""
     names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
     for pattern, family_class in FAMILIES.items():
         if any(re.fullmatch(pattern, name) for name in names):

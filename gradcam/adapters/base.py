@@ -149,7 +149,7 @@ class Family(ABC):
 
     @property
     def usual_prompts(self) -> Sequence[str] | None:
-        """Return the default text prompts; None for models that take none."""
+        """Return the default text prompts; None for models without text prompts."""
         return None
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
@@ -234,8 +234,8 @@ class DetectorAdapter(Family):
     ) -> list[list[LocalGradient]] | None:
         """Return the local gradients of the detections' scores or box edges, as one list per input (N,C,H,W).
 
-        If `edge` is None, scores are differentiated. Otherwise, `edge` is the index of a box edge. If there is no
-        shortcut, the result is None, and the caller has to differentiate with autograd.
+        If `edge` is None, scores are differentiated. Otherwise, `edge` is the index of a box edge. If the
+        adapter cannot compute local gradients, the result is None, and the caller has to use autograd.
         """
         return None
 
@@ -255,7 +255,7 @@ class SegmenterAdapter(Family):
 
     @property
     def background(self) -> int | None:
-        """Return the index of the background class; None if the model has none."""
+        """Return the index of the background class; None if there is no background class."""
         names = [label.casefold().strip("_") for label in self.labels or ()]
         return names.index("background") if "background" in names else None
 
@@ -319,8 +319,23 @@ class CaptionerAdapter(Family):
         """Decode each token to readable text. Raise `TargetError` if there is no tokenizer."""
 
     def split_caption(self, tokens: Sequence[int]) -> list[str]:
-        """Return the part of the caption, with spaces, that each token adds. Raise errors as `decode_tokens` does."""
+        """Return the part of the caption, with spaces, that each token adds. Raise errors as `decode_tokens` does.
+
+        Together, the parts are the caption. If several tokens write one character, the first of them adds it, and the
+        parts of the others are empty.
+        """
         return [f" {text}" for text in self.decode_tokens(tokens)]
+
+    @abstractmethod
+    def encode_sentence(self, text: str, batch: Batch) -> list[int]:
+        """Return the tokens of a sentence that follows the batch's prompt, without special tokens.
+
+        Raises `TargetError` if there is no tokenizer, or if the tokenizer does not know a part of the sentence.
+        """
+
+    @abstractmethod
+    def encode_alternative(self, text: str, token: int) -> int:
+        """Return the first token of a text that could stand in place of `token`. Raise errors as `encode_sentence`."""
 
 
 class Poses(NamedTuple):

@@ -9,27 +9,18 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from gradcam.adapters.base import CaptionerAdapter, ModelRun
-from gradcam.adapters.tokenizers import SAVE, load_tokenizer
-from gradcam.errors import ModelError, TargetError
+from gradcam.adapters.tokenizers import UNSPACED_LETTER, WORD_MARKERS, encode_continuation, load_tokenizer
+from gradcam.errors import TargetError
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.preserve import preserve_state
 
 PICTURES = "pixel_values"
-TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")  # In both arguments, 0 marks a text token.
+# In these arguments, 0 marks a text token.
+TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "image_embeds_position_mask")
 MAX_CAPTION_TOKENS = 40
-DUMMY_SIZE = 256  # Side of a blank image, in pixels. Processors insert placeholder tokens only with an image.
-
-
-def _find_addition(before: str, text: str) -> str:
-    """Return the part of `text` that is new, compared with the earlier text `before`."""
-    same = next(
-        (i for i, (first, second) in enumerate(zip(before, text)) if first != second), min(len(before), len(text))
-    )
-    return text[same:]
 
 
 class GenerativeCaptioner(CaptionerAdapter):
@@ -57,8 +48,8 @@ class GenerativeCaptioner(CaptionerAdapter):
 
     def write(self, images: Any, max_tokens: int = MAX_CAPTION_TOKENS) -> list[int]:
         batch = to_batch(images)
-        if batch.images > 1:
-            problem = f"A caption describes one image, but the batch has {batch.images}"
+        if batch.samples > 1:
+            problem = f"A caption describes one image, but the batch has {batch.samples}"
             raise TargetError(f"{problem}: pass the images one by one.")
         arguments, prompt_length = self.complete_arguments(batch.copy()), self.begin_text(batch)[self.ids_name].shape[1]
         max_new_tokens = max_tokens if self._max_length is None else min(max_tokens, self._max_length - prompt_length)
@@ -73,7 +64,7 @@ class GenerativeCaptioner(CaptionerAdapter):
         return tokens[:length]
 
     def bind(self, model: nn.Module, batch: Batch, tokens: Sequence[int]) -> tuple[nn.Module, Batch]:
-        arguments, images = self.begin_text(batch), batch.images
+        arguments, images = self.begin_text(batch), batch.samples
         texts, prompt_length = arguments[self.ids_name].shape
         if texts not in (1, images):
             problem = f"There are {texts} texts in {self.ids_name} for {images} images"
@@ -97,15 +88,36 @@ class GenerativeCaptioner(CaptionerAdapter):
     def read(self, run: ModelRun, batch: Batch, tokens: Sequence[int]) -> Tensor:
         return run.last_output().logits[:, -len(tokens) - 1 : -1]
 
+    @property
+    def tokenizer(self) -> Any:
+        """Return the model's own tokenizer. Raise `TargetError` if there is none."""
+        return load_tokenizer(str(getattr(self.model, "name_or_path", "")))
+
     def decode_tokens(self, tokens: Sequence[int]) -> list[str]:
-        tokenizer = load_tokenizer(str(getattr(self.model, "name_or_path", "")))
+        tokenizer = self.tokenizer
         return [tokenizer.decode([token]).strip() or str(tokenizer.convert_ids_to_tokens(token)) for token in tokens]
 
     def split_caption(self, tokens: Sequence[int]) -> list[str]:
-        tokenizer = load_tokenizer(str(getattr(self.model, "name_or_path", "")))
         # If each token were decoded separately, the spaces between words would be lost.
-        captions = ["", *(tokenizer.decode(list(tokens[: i + 1])) for i in range(len(tokens)))]
-        return [_find_addition(before, caption) for before, caption in pairwise(captions)]
+        captions = [self.tokenizer.decode(list(tokens[: i + 1])) for i in range(len(tokens))]
+        ends = [len(captions[-1])]
+        for caption in captions[-2::-1]:
+            # Later tokens can change the end of a text: they complete a character, or remove the space before a dot.
+            ends.append(min(ends[-1], len(caption)) if captions[-1].startswith(caption) else ends[-1])
+        return [captions[-1][start:end] for start, end in pairwise([0, *reversed(ends)])]
+
+    def encode_sentence(self, text: str, batch: Batch) -> list[int]:
+        prompt, tokenizer = self.begin_text(batch)[self.ids_name][0].tolist(), self.tokenizer
+        is_joined = tokenizer.decode(prompt)[-1:].isspace() or UNSPACED_LETTER.match(text)
+        gap: str | None = "" if is_joined else " "
+        if gap and not tokenizer.decode(prompt[-1:], skip_special_tokens=True):
+            gap = None  # After special tokens, such as the start token, a text begins.
+        return encode_continuation(tokenizer, text, gap)
+
+    def encode_alternative(self, text: str, token: int) -> int:
+        # The alternative begins a word if the token does.
+        piece = str(self.tokenizer.convert_ids_to_tokens(token))
+        return encode_continuation(self.tokenizer, text, " " if piece.startswith(WORD_MARKERS) else "")[0]
 
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         """Return the model's arguments by name. Add required arguments that the caller did not pass."""
@@ -131,7 +143,7 @@ class GenerativeCaptioner(CaptionerAdapter):
         if not tokens:
             advice = f"pass the tokens before the first word as {self.ids_name}, in a dict with {PICTURES}."
             raise TargetError(f"{type(self.model).__name__} defines no start token for captions: {advice}")
-        return torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device).repeat(batch.images, 1)
+        return torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device).repeat(batch.samples, 1)
 
     def _find_setting(self, names: Sequence[str]) -> list[int]:
         """Return the token ids of the first setting that has a value in the generation, model or text config."""
@@ -212,65 +224,3 @@ class Blip2(GenerativeCaptioner):
 
     def find_options(self) -> Sequence[str]:
         return list(inspect.signature(self.model.language_model.forward).parameters)
-
-
-class Llava(GenerativeCaptioner):
-    """LLaVA and similar models: a language model that reads the patches at placeholder tokens in the prompt."""
-
-    tower = "model.vision_tower"
-    usual_prompts = ("Describe the picture in a sentence.",)
-
-    @property
-    def own_layer(self) -> str | None:
-        states = getattr(self.model.config, "vision_feature_layer", None)
-        return super().own_layer if states is None else find_block(self.model, self.tower, states)
-
-    def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Build a chat prompt with an image. Raise `ModelError` for several prompts, or if there is no processor."""
-        from transformers import AutoProcessor
-
-        folder = str(getattr(self.model, "name_or_path", ""))
-        if len(prompts) > 1:
-            raise ModelError(f"{type(self.model).__name__} takes one prompt, but {len(prompts)} were given.")
-        try:
-            processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompts[0]}]}]
-            if getattr(processor, "chat_template", None):
-                text = processor.apply_chat_template(messages, add_generation_prompt=True)
-            else:
-                text = f"USER: {processor.image_token}\n{prompts[0]} ASSISTANT:"
-            inputs = processor(images=Image.new("RGB", (DUMMY_SIZE, DUMMY_SIZE)), text=text, return_tensors="pt")
-        except Exception as error:  # For missing or broken files, transformers raises errors of many types.
-            reason = " ".join(str(error).split())[:200]
-            problem = f"The model has no processor that builds a prompt with an image ({reason})"
-            raise ModelError(f"{problem}: {SAVE.replace('tokenizer', 'processor')}.") from error
-        return {name: inputs[name] for name in (self.ids_name, "attention_mask")}
-
-    def complete_arguments(self, batch: Batch) -> dict[str, Any]:
-        arguments = super().complete_arguments(batch)
-        if self.ids_name not in arguments:
-            problem = f"{type(self.model).__name__} needs a prompt with a placeholder for the image"
-            expected = f"a dict with {PICTURES}, {self.ids_name} and attention_mask."
-            raise TargetError(f"{problem}: pass the output of its processor for the prompt and the image, {expected}")
-        return arguments
-
-
-class InternVl(Llava):
-    """InternVL, a `Llava` whose language model reads the image tower's output after the final norm by default."""
-
-    @property
-    def own_layer(self) -> str | None:
-        return super(Llava, self).own_layer if self.model.config.vision_feature_layer == -1 else super().own_layer
-
-
-def find_block(model: nn.Module, tower: str, states: int | Sequence[int]) -> str | None:
-    """Return the name of the tower's block that outputs the last of these hidden states, or None.
-
-    Hidden state 0 is the input of the first block, so no block outputs hidden state 0.
-    """
-    block_lists = (item for item in model.get_submodule(tower).named_modules() if isinstance(item[1], nn.ModuleList))
-    for name, blocks in block_lists:
-        indices = [states] if isinstance(states, int) else states
-        number = max(state - 1 if state >= 0 else len(blocks) + state for state in indices)
-        return f"{tower}.{name}.{number}" if number >= 0 else None
-    return None

@@ -39,7 +39,7 @@ _text_cache: weakref.WeakKeyDictionary[nn.Module, dict[Any, CachedText]] = weakr
 
 
 def find_embedder(model: nn.Module) -> Embedder:
-    """Return the embedder for the model's class, or else for the model's methods, or else a `Backbone`."""
+    """Find an embedder by the model's class, then by the model's methods. If there is none, return a `Backbone`."""
     family = find_family(model, Embedder)
     has_towers = callable(getattr(model, "get_text_features", None)) and hasattr(model, "vision_model")
     if family is not None and not (type(family) is Backbone and has_towers):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gradcam.hooks.model_facts import ModelFacts
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as in CLIP, and in open_clip
-MAX_DISTANCE = 1e-3  # relative to the output's norm. A larger distance means another kind of pool.
+MAX_DISTANCE = 1e-3  # between the outputs of a pool and of `pool_by_attention`, relative to the norm
 IS_EQUAL = "computes what `pool_by_attention` does"  # key of the cached comparison
 
 

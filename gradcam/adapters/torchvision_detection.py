@@ -126,7 +126,7 @@ class TorchvisionDetector(DetectorAdapter):
             total = values.sum()
         expected = torch.cat([image.scores if edge is None else image.boxes[:, edge] for image in detections])
         if not _is_close(values, expected):
-            return None  # The outputs differ, for example, if a hook changes the output of a head.
+            return None  # The values differ, for example because of a hook at a head.
         gradients = torch.autograd.grad(total, [crop.values for crop in crops])
         owners = [(i, k) for i, image_rows in enumerate(rows) for k in range(len(image_rows))]
         local: list[list[LocalGradient]] = [[] for _ in inputs]

@@ -149,7 +149,7 @@ def pack_blocks(
 
 def to_job(load: Load, work: BatchWork, saver: Saver, device: str, workers: int | None) -> ActorJob:
     """Return the settings that each actor of this run receives."""
-    unset: Any = None  # Each actor loads the model itself.
+    unset: Any = None  # The job has no model, because each actor loads the model.
     paths = (item.content.path for item in work.items)
     folders = [path.parent for path in itertools.islice(filter(None, paths), 1)]
     if isinstance(saver.place, DiskWriter) and saver.place.temporary is not None:
@@ -254,7 +254,7 @@ class Actor:
         return classifier
 
     def _fail(self, error: BaseException) -> ActorReply:
-        """Return a reply with an error for the driver to raise. If the error is unexpected, name this machine in it."""
+        """Return a reply with an error, which the driver raises. The message of an unexpected error names this machine."""
         lines = traceback.format_exception(error)
         if not isinstance(error, (ClusterError, DeviceError, OutputError, StoreError)):
             reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)

@@ -115,7 +115,7 @@ def extract_items(
 
 
 NAMES_KEY = "names"  # The key of the image names in a file.
-RESERVED_NAMES = {".npz": NAMES_KEY, ".safetensors": "__metadata__"}  # A layer with this name cannot be stored.
+RESERVED_NAMES = {".npz": NAMES_KEY, ".safetensors": "__metadata__"}  # Layers must not have these names.
 # Readers of safetensors files reject longer headers.
 MAX_HEADER_BYTES = 100_000_000
 COPY_BLOCK_BYTES = 2**20

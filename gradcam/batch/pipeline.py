@@ -33,8 +33,8 @@ Finish = Callable[[HashedItem, Any], T]
 Futures = list[Future[T]]
 LOG = logging.getLogger("gradcam")
 
-# While the model runs on one batch, threads read up to this number of later batches. With only one later batch, the
-# threads would be idle from its last image until the model starts on that batch.
+# While the model runs on one batch, threads read up to this number of later batches. If the limit were one, the threads
+# would be idle after reading the next batch, until the model starts on the next batch.
 MAX_BATCHES_AHEAD = 2
 # When the model starts on a batch, the results of up to this number of earlier batches may be unfinished.
 MAX_BATCHES_BEHIND = 1

@@ -121,7 +121,7 @@ def to_pending(name: str, data: bytes | Reading) -> PendingImage | None:
 def read_item(
     classifier: Classifier, item: InputImage, *, audit: bool = False, upload: Upload | None = None, waits: bool = False
 ) -> ReadItem:
-    """Read and preprocess one image. If `waits` is True, leave the steps that the device can do to the device.
+    """Read and preprocess one image. If `waits` is True, leave the steps that a device supports to the device.
 
     If the image cannot be read, the returned item holds an error with a one-line message that names the image. Raises
     `StoreError` if an object store fails, because the failure affects other images as well.

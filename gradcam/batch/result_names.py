@@ -35,7 +35,7 @@ DEFAULT_TARGETS: dict[str, dict[str, Any]] = {
     "Box": {"numbers": [0], "edge": None, "class_": None},
     "Keypoint": {"numbers": [0], "axis": None, "box": 0},
     "Mask": {"class_": None, "mask": None},
-    "Token": {"position": None},
+    "Token": {"position": None, "word": None, "say": None, "against": None},
 }
 COMPARISON_NAME = "compare"  # The name of a panel contains this word instead of a method.
 
@@ -139,9 +139,9 @@ class OutputOptions:
     """The files to write for each result, and their settings.
 
     `kinds` are keys of `options.OUTPUT_KINDS`. The kind "map" writes the raw values as a float32 NumPy array. `quality`
-    (1 to 100) applies to jpg and webp. If `views` is True, the images of a report are written as well. None stands for
-    the default of the base, which replaces it. `box_threshold` and `box_method` apply to the kinds "mask" and "boxes", as
-    in `images.regions.find_boxes`.
+    (1 to 100) applies to jpg and webp. If `views` is True, the images of a report are written as well. If `alpha`,
+    `colormap` or `blend` is None, the default for `base` is used. `box_threshold` and `box_method` apply to the kinds
+    "mask" and "boxes", as in `images.regions.find_boxes`.
     """
 
     kinds: tuple[str, ...] = ("overlay",)

@@ -62,6 +62,20 @@ class GridActivations:
         return on_grid, ranges
 
 
+def find_views(name: str, recorded: RecordedPass) -> list[GridActivations]:
+    """Return the activations of a recorded tensor on the grid of each view, for images that reach the model in pieces.
+
+    Raises `LayerError` if the tensor has no cells of these pieces.
+    """
+    tensor, sites = recorded.activations[name], []
+    ranges = recorded.checks.add_range(tensor.detach(), f"The activations of layer '{name}' are")
+    for k, layout in enumerate(recorded.batch.pieces.find_layouts(name, tensor)):
+        view = f"{name} (view {k + 1})" if k else name
+        recorded.layouts[view] = layout
+        sites.append(GridActivations(view, tensor, layout, layout.to_grid(at_least_float32(tensor.detach())), ranges))
+    return sites
+
+
 def find_activations(layer: str, recorded: RecordedPass, reshape: ReshapeSpec = None) -> GridActivations:
     """Return the activations of a recorded layer on the grid; raise `LayerError` if there is no grid.
 
@@ -110,7 +124,7 @@ def find_output_layout(
 
         return probe_layout(reshape, layer, activations.detach(), batch.images, len(batch.size))
     shape = tuple(activations.shape)
-    if len(shape) == 3 or batch.kwargs or len(batch.args) > 1:  # Tokens may be of the image, a text, or both.
+    if len(shape) == 3 or batch.kwargs or len(batch.args) > 1:  # The tokens may represent the image, a text, or both.
         from gradcam.layers.axes import AxisResolver
         from gradcam.layers.token_layout import find_patches
 
@@ -141,7 +155,7 @@ def list_unverified(
     includes_certain = includes_certain or recorded.facts.model in corrected_models
     unverified = []
     for layer, names in recorded.names_by_layer.items():
-        # If a layer has several tensors, tensors without a grid are skipped.
+        # If a layer has several tensors, list the tensors that have a grid, but only if `includes_certain` is True.
         for name in names if len(names) == 1 or includes_certain else ():
             activations = recorded.activations[name]
             try:
@@ -181,6 +195,11 @@ def blind_layer(site: GridActivations) -> BlindLayerError:
         return BlindPatchesError(
             f"The gradient at layer '{site.layer}' is exactly zero on every patch: the score does not depend on the patches."
         )
+    if site.layout.kind == "pieces":
+        return BlindLayerError(
+            f"The gradient at layer '{site.layer}' is exactly zero on every patch. In the last layer of a text model, only "
+            "the tokens of the text change the score: choose an earlier layer."
+        )
     return BlindLayerError(
         f"The gradient at layer '{site.layer}' is exactly zero, so the layer cannot change the score. Possible causes: a "
         "dead unit, a probability of exactly 0 or 1, or a factor of zero. Choose another layer, or explain the logit."
@@ -199,25 +218,28 @@ def choose_activations(
     sites_by_layer = {layer: _choose_tensors(layer, recorded, reshape) for layer in recorded.names_by_layer}
     if join is None or not sites_by_layer:
         return sites_by_layer
-    # A tensor that two layers share counts once.
+    # If two layers return the same tensor, its map must be added only once.
     sites = {site.layer: site for site in itertools.chain.from_iterable(sites_by_layer.values())}
     return {" + ".join(sites_by_layer): list(sites.values())}
 
 
 def _choose_tensors(layer: str, recorded: RecordedPass, reshape: ReshapeSpec) -> list[GridActivations]:
     names = recorded.names_by_layer[layer]
+    has_pieces = recorded.batch.pieces is not None
     if len(names) == 1:
-        return [find_activations(names[0], recorded, reshape)]
+        return find_views(names[0], recorded) if has_pieces else [find_activations(names[0], recorded, reshape)]
     are_reached = find_dependence(recorded.scored.values, [recorded.activations[name] for name in names])
     names = [name for name, is_reached in zip(names, are_reached) if is_reached]
     if not names:
         raise no_dependence_error([layer])
+    if has_pieces:
+        return find_views(names[-1], recorded)
     sites: list[GridActivations] = []
     for name in names:
         with contextlib.suppress(LayerError):
             sites.append(find_activations(name, recorded, reshape))
     if not sites:
-        return [find_activations(names[0], recorded, reshape)]  # This call raises the error about the grid.
+        return [find_activations(names[0], recorded, reshape)]  # Raises the error that explains why there is no grid.
     is_pyramid = len({site.grid.shape[2:] for site in sites}) == len(sites)
     return sites if is_pyramid else sites[:1]
 

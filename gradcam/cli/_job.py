@@ -236,7 +236,7 @@ def write_result(job: ExplainJob, image: Path, image_result: ExplainedImage) -> 
         return [{} for _ in image_result.results]
     make_folder(job.destination.folder)
     saving, suffix = job.saving, job.suffix
-    # A panel contains no heatmaps on the second image of --like.
+    # The panel does not contain the heatmaps on the second image of --like. If only a panel is written, leave them out.
     results = [result for result in image_result.results if result.entry.on is None or saving.kinds != ("panel",)]
     endings = list_endings(job.request, results, stem=image.stem, suffix=suffix)
     names_by_kind, appearance = [name_kinds(name, saving) for name in endings], saving.appearance
@@ -394,7 +394,7 @@ def prepare_request(
     if request is None:
         default_methods = [classifier.default_method] if classifier.task == "classification" else []
         request = _to_request(settings, default_methods if choose_methods is None else choose_methods(classifier))
-    layers = [classifier.layer for _ in settings.layers[:1]]  # `load_model` has resolved the first layer.
+    layers = [classifier.layer for _ in settings.layers[:1]]  # the full name of the first layer
     layers = _unique([*layers, *(find_layer(classifier.model, layer).name for layer in settings.layers[1:])])
     find_target = _to_classes if classifier.task == "classification" else to_target
     target = find_target(settings, classifier)

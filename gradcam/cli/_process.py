@@ -108,7 +108,7 @@ def run_and_exit(command: Callable[[], object]) -> None:
         try:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
-        except (OSError, ValueError):  # Python reports this error during its usual exit.
+        except (OSError, ValueError):  # Exit as usual, so that Python reports the error.
             raise exit_request from None
         os._exit(exit_request.code)
 

@@ -138,7 +138,7 @@ class Settings:
 
     @property
     def look(self) -> dict[str, Any]:
-        """Return the options for the drawing that were given."""
+        """Return the values of the drawing options that the user gave, by name."""
         return {name: getattr(self, name) for name in LOOK_OPTIONS if getattr(self, name) is not None}
 
 

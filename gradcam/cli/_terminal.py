@@ -49,7 +49,7 @@ class TerminationSignal(BaseException):
 
 
 class InterruptSignal(KeyboardInterrupt):
-    """The exception that SIGINT raises. Unlike `KeyboardInterrupt`, it supports weak references."""
+    """The exception that SIGINT raises. Unlike `KeyboardInterrupt`, this class supports weak references."""
 
 
 # This list has weak references to the exceptions that signals raised. If an exception is deleted while its reference is
@@ -80,7 +80,7 @@ def handle_signals() -> Iterator[None]:
                 os.write(stream, b"")
             except OSError:  # noqa: PERF203  (only this stream is redirected)
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        raise _watch(number)  # If a variable held the exception, a swallowed exception would stay alive.
+        raise _watch(number)  # A variable would keep a swallowed exception alive.
 
     def show_other_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
         if not isinstance(unraisable.exc_value, (InterruptSignal, TerminationSignal)):
@@ -182,7 +182,7 @@ def configure_warnings() -> None:
 
 
 BAR_LENGTH = 24  # characters for 100 %
-MAX_LISTED_DETECTIONS = 10  # The limit also applies to words, keypoints, ...
+MAX_LISTED_DETECTIONS = 10  # largest number of printed boxes, words, keypoints and so on
 COSINE_KINDS = ("text", "like")  # kinds of targets whose score, a cosine similarity, is printed
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 MAX_TABLE_ROWS = 32  # largest number of rows in a table if --depth is not given
@@ -415,7 +415,7 @@ class ProgressBar:
         self._last_drawn = -math.inf
 
     def update(self, completed: int, total: int | None = None) -> None:
-        """Set the progress. Draw the bar if the total has changed, or some time after the last drawing."""
+        """Set the progress. Draw the bar if the total has changed, or if the last drawing is old enough."""
         has_new_total = total not in (None, self.total)
         self.completed, self.total = completed, self.total if total is None else total
         if has_new_total or time.monotonic() - self._last_drawn >= SECONDS_BETWEEN_DRAWINGS:
@@ -441,7 +441,7 @@ class ProgressBar:
 
     def _write(self, text: str) -> None:
         if not self._is_hidden:
-            with self.lock, contextlib.suppress(OSError):  # The terminal may be gone.
+            with self.lock, contextlib.suppress(OSError):  # The terminal may be closed.
                 sys.stderr.write(f"\r{text}")
                 sys.stderr.flush()
 

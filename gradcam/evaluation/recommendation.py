@@ -36,7 +36,7 @@ from gradcam.renames import RECOMMEND, add_old_keys
 from gradcam.targets.classes import ClassTarget
 
 DEFAULT_MOSAICS = 12
-SHORTLIST_SIZE = 5  # For each question, ROAD is computed for this many combinations and for the default.
+SHORTLIST_SIZE = 5  # number of combinations, besides the default, for which each question computes ROAD
 FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.9)  # fractions of the pixels that ROAD imputes
 ROAD_BATCH_SIZE = 4
 TOLERANCE = 1e-4  # Smaller differences count as zero.
@@ -148,8 +148,8 @@ class Recommendation:
     model : str
         The classifier's name.
     rows : tuple of Row
-        All combinations. Combinations with a ROAD score come first, sorted by ROAD. The others are sorted by `order`.
-        The highest values come first.
+        All combinations. Combinations with a ROAD score come first, sorted by ROAD. All other combinations are sorted
+        by `order`. The highest values come first.
     single_object : Answer
         Where is the object? The measure is `objects` if there are enough annotations, otherwise ROAD.
     several_objects : Answer
@@ -364,7 +364,7 @@ def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequ
     resolved = find_methods(methods)
     for method in resolved:
         if method.place != "layer":
-            raise GradcamError(f"{method.name} uses no target layer: leave it out.")
+            raise GradcamError(f"{method.name} uses no target layer: leave this method out.")
     if isinstance(scores, str) or not scores or not all(score in SCORES for score in scores):
         raise GradcamError(f"scores is {shorten(scores)}, expected a list of some of {', '.join(SCORES)}.")
     fixed = {method.name for method in resolved if method.score is not None or method.needs == ("activations",)}
@@ -399,7 +399,7 @@ class CombinationExplainer:
         target = ClassTarget(classes, score=score, activation=self.classifier.activation)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", GradcamWarning)  # Low scores make these warnings redundant.
+                warnings.simplefilter("ignore", GradcamWarning)  # The results show poor heatmaps as well.
                 model, reshape = self.classifier.model, self.reshape
                 explanations = compare(model, images, layers=layers, methods=methods, target=target, reshape=reshape)
         except LayerError as error:
@@ -493,7 +493,7 @@ def subtract(values: Tensor, reference: Tensor, *, level: float = CONFIDENCE) ->
 
 
 def find_first_equal(scores: MosaicScores) -> dict[Combination, Combination]:
-    """Map each combination to the first combination with equal results. Several methods can give equal heatmaps."""
+    """Map each combination to the first combination with equal results, because methods can give equal heatmaps."""
     first_of: dict[Combination, Combination] = {}
     numbers = {key: torch.cat([scores.order[key], scores.mass[key], scores.hits[key]]) for key in scores.order}
     for key, values in numbers.items():
@@ -539,12 +539,12 @@ def to_rows(scores: MosaicScores, objects: Values, roads: Values) -> list[Row]:
 def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
     """List up to seven layers: `default`, then candidates whose heatmaps may be better.
 
-    "Last" refers to the order in which the layers return in a forward pass of `image` (1,C,H,W). The candidates are:
+    The last layer is the layer whose `forward` returns last for `image` (1,C,H,W). The candidates are:
     - with the coarsest grid, the last four layers that are children of the model or of an `nn.Sequential`, such as
       blocks. Layers in branches, and layers in the first quarter of the model, are left out;
     - with the next finer grid, the last of the least nested layers, such as a block;
     - in a model with a single grid size, such as a transformer, the counterparts of `default` in two earlier blocks.
-    If a block returns the output of its last part, only the block is listed. Raise `LayerError` if `default` is
+    If a block returns the output of its last submodule, only the block is listed. Raise `LayerError` if `default` is
     unknown, or if no layer has a grid.
     """
     model = unwrap(model)
@@ -579,7 +579,7 @@ def resolve_layer_names(model: nn.Module, names: Iterable[str]) -> list[str]:
 
 
 def _list_by_finish(model: nn.Module, image: Tensor) -> list[str]:
-    """List layers in the order in which they return. Omit a part if its block returns the same output."""
+    """List layers in the order in which `forward` returns. Omit a submodule if its block returns the same output."""
     names = {module: name for name, module in model.named_modules() if name}
     order: list[str] = []
     last_output: Tensor | None = None

@@ -229,7 +229,7 @@ def _require_finite(probabilities: Tensor) -> Tensor:
 
 
 def describe_tensor(value: Any, *kinds: Any) -> str:
-    """Describe a value in a message: the dtype and shape of a Tensor (or of a type in `kinds`), or else the repr."""
+    """Return the dtype and shape if `value` is a Tensor (or has a type in `kinds`), otherwise the shortened repr."""
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, kinds or (Tensor,)) else shorten(value)
 
 
@@ -297,7 +297,7 @@ def to_tensor(values: Any) -> Tensor:
 
 
 def scale_to_unit(heatmaps: Tensor) -> Tensor:
-    """Scale heatmaps (N,H,W) to [0,1]: set negative values to zero, and divide by the maximum unless that is zero."""
+    """Scale heatmaps (N,H,W) to [0,1]: set negative values to zero, and divide by the maximum if it is not zero."""
     positive = heatmaps.clamp(min=0)
     largest = positive.amax((1, 2), keepdim=True)
     return positive / torch.where(largest > 0, largest, 1.0)

@@ -31,31 +31,31 @@ class HeatmapLogger:
     """Log the heatmaps of a fixed set of images while a model is trained.
 
     Training is not affected: weights, losses and random states are the same, bit for bit, as without the logger. If the
-    heatmaps cannot be computed or written during the training, one warning says why, and the logger turns itself off.
-    Before the training starts, errors are raised.
+    heatmaps cannot be computed or written during the training, one warning gives the reason, and the logger turns
+    itself off. Errors before the training starts are raised.
 
     Parameters
     ----------
     images : Tensor (N,C,H,W), tuple or dict
-        The images, as the model takes them: see `gradcam.explain`.
+        The model's input, in any form that `gradcam.explain` accepts.
     layer : str or nn.Module, default None
         The target layer. None chooses a layer for the first heatmaps, and uses this layer until the end.
     target : Any, default None
-        What to explain, as in `gradcam.explain`. None is each image's top class at that time. The labels of the images,
-        N ints, show how the evidence for the true class changes.
+        What to explain, as in `gradcam.explain`. None explains each image's top class at that time. To see how the
+        evidence for the true class changes, pass the labels of the images, N ints.
     method : str or Method, default None
         The method, as in `gradcam.explain`.
     every_n_steps : int, default None
         Log after every N optimizer steps.
     every_n_epochs : int, default None
-        Log after every N epochs. If neither N is given, log after every epoch.
+        Log after every N epochs. If both intervals are None, log after every epoch.
     sink : Any, default None
-        Where the overlays are written to: a folder, "tensorboard", "wandb", "mlflow", a `SummaryWriter`, a W&B run, a
-        logger of Lightning, a function of overlays, captions and step, or a list of these. None means the loggers of the
-        trainer, or the folder "heatmaps" if there are none.
+        The destination of the overlays: a folder, "tensorboard", "wandb", "mlflow", a `SummaryWriter`, a W&B run, a
+        logger of Lightning, a function of overlays, captions and step, or a list of these. None means the loggers of
+        the trainer, or the folder "heatmaps" if the trainer has no loggers.
     originals : sequence of images, default None
-        The images to draw on, in any form that `gradcam.read_image` takes. Each has to show the same area as the model's
-        input. None means to draw on the model's input.
+        The images to draw on, in any form that `gradcam.read_image` takes. Each original must show the same area as the
+        model's input. None draws on the model's input.
     mean, std : float or sequence of float, default None
         The normalisation of the input, which is undone before drawing. If both are None, values outside [0,1] are
         stretched to [0,1] for each image.
@@ -135,9 +135,9 @@ class HeatmapLogger:
         model : nn.Module
             The model to be trained.
         step : int, default 0
-            The number of steps that the model is already trained. If it is not 0, nothing is logged.
+            The number of training steps that are already done. If this number is not 0, nothing is logged.
         sinks : sequence, default ()
-            The sinks to use if `sink` is None. If this is empty too, the overlays are written to `folder`.
+            The sinks to use if `sink` is None. If `sinks` is empty too, the overlays are written to `folder`.
         folder : str or path, default "heatmaps"
             The folder for PNG files, or for TensorBoard's files.
 
@@ -183,7 +183,7 @@ class HeatmapLogger:
         model : nn.Module
             The model in training.
         step : int
-            The number of steps done. It may also rise by more than 1.
+            The number of steps done. Between two calls, the number may rise by more than 1.
         """
         if self.every_n_steps and step // self.every_n_steps > self._last_step // self.every_n_steps:
             self.draw(model, step)
@@ -213,7 +213,7 @@ class HeatmapLogger:
         images = map_tensors(self.images, lambda x: x.to(first.device, first.dtype if x.is_floating_point() else None))
         explanation = explain(model, images, self.layer, method=self.method, target=self.target, **self.options)
         if self.layer is None and explanation.layout is not None and " + " not in explanation.layer:
-            self.layer = explanation.layer  # Maps of another default layer at a later step could not be compared.
+            self.layer = explanation.layer  # Maps at different layers could not be compared.
         overlays, captions, classes = [], [], explanation.classes
         for i, picture in enumerate(self.pictures):
             for k, heatmap in enumerate(explanation.heatmaps[i].cpu()):
@@ -298,7 +298,7 @@ def _to_picture(image: Tensor, size: Sequence[int], mean: Any, std: Any) -> Pixe
 
 
 def _read_originals(originals: Sequence[Any], sizes: Sequence[tuple[int, ...]]) -> list[Pixels]:
-    """Read the images to draw on. Raises `ImageError` if they show another area than the model's input."""
+    """Read the images to draw on. Raises `ImageError` if an image shows another area than the model's input."""
     pictures = [read_image(original) for original, _ in zip(originals, sizes)]
     shapes = [picture.shape[:2] for picture in pictures]
     ratios = [shape[1] * size[0] / (shape[0] * size[1]) for shape, size in zip(shapes, sizes)]

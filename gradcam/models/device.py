@@ -79,7 +79,7 @@ def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
     try:
         return prepare_model(model, target_device, dtype)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        # Possible causes are too little memory, quantised weights and meta tensors.
+        # Possible causes of the error are too little memory, quantised weights and meta tensors.
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"The model cannot be moved to {target_device} in {precision}: {reason}") from error
 

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_PANELS, DOTS_PER_INCH = 40, 300
-COLOUR_COUNT = 256  # of the colour bar
-MAX_SCALE_BAR_SHARE = 0.4  # of the width of the image
-MAX_PIXEL_STRETCH = 0.01  # If pixels are not square, a horizontal scale bar would not measure vertical distances.
+COLOUR_COUNT = 256  # number of colours in the colour bar
+MAX_SCALE_BAR_SHARE = 0.4  # longest scale bar, as a share of the image's width
+MAX_PIXEL_STRETCH = 0.01  # If pixels are not square, the scale bar is left out: it would be wrong for heights.
 # Lengths in inches. The default width is a page with two columns. LINE is the height of a line of text.
 WIDTH, MARGIN, GAP, ROW_GAP, TEXT_GAP, LINE = 7.0, 0.05, 0.08, 0.12, 0.04, 0.135
 MIN_CELL_WIDTH, MIN_WRAPPED_WIDTH, MAX_PANEL_HEIGHT, BAR_WIDTH, BAR_HEIGHT = 0.5, 1.0, 4.0, 2.0, 0.08
 TITLE_SIZE, NOTE_SIZE, INK, MUTED = 8.0, 7.0, "#111111", "#555555"  # font sizes in points, and colours of text
-MAX_LINES = 3  # of a title, a note or a label
+MAX_LINES = 3  # largest number of lines in a title, a note or a label
 TEXT_SLACK = 1.03  # Programs that open an SVG or PDF may set text a little wider than matplotlib measures it.
 WORD = re.compile(r"[^\s_./-]+[\s_./-]*|[\s_./-]+")  # Lines also end within names, such as encoder.layer_11.
-# In a file, text stays text, in TrueType fonts, and the same figure always gives the same bytes.
+# PDF and SVG files store text in TrueType fonts, not as outlines. The same figure always gives the same bytes.
 SETTINGS: Any = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "gradcam", "savefig.bbox": None}
 SETTINGS |= {"text.parse_math": False, "text.usetex": False}
 METADATA: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {}}
@@ -63,10 +63,10 @@ def figure(
 ) -> Figure:
     """Draw explanations for a paper: the images, a heatmap for each class or method, titles and one colour bar.
 
-    One method gives a row per image, with a column per class. Many classes continue on further rows. Several methods
-    give a row per image and class, with a column per method and layer. All panels have the same height. If the images
-    have a pixel spacing in mm (DICOM files), a scale bar is drawn. The figure is drawn without pyplot. It needs
-    matplotlib (extra `plots`).
+    With one method, the figure has a row per image and a column per class. Many classes continue on further rows. With
+    several methods, the figure has a row per image and class, and a column per method and layer. All panels have the
+    same height. If the images have a pixel spacing in mm (DICOM files), a scale bar is drawn. The figure is drawn
+    without pyplot. Figures need matplotlib (extra `plots`).
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def figure(
         The result of `explain`, `attribute` or `compare` of a model that takes images, or a list of such results. In a
         list, an item may also be a list of explanations of the same images by several methods.
     path : str or path, default None
-        The file to write: ``.pdf``, ``.svg`` or ``.png``. PDF and SVG files hold each panel with all its pixels, and
+        The file to write: ``.pdf``, ``.svg`` or ``.png``. PDF and SVG files contain each panel at full resolution, and
         text as text. The same figure always gives the same bytes. None writes nothing.
     i : int, default None
         The image, counted from 0. None draws all images.
@@ -118,7 +118,7 @@ def figure(
 
     suffix = None if path is None else to_path(path).suffix.lower()
     if suffix not in (None, *METADATA):
-        raise ImageError(f"{path}: a figure is written as {', '.join(METADATA)}")
+        raise ImageError(f"{path}: a figure can only be written as {', '.join(METADATA)}")
     check_number(width, "The figure's width", "inches, such as 7.", least=1, most=100)
     groups = _to_groups(explanations)
     rows = _list_rows(groups, i, k, names, look)
@@ -166,7 +166,7 @@ class FigureMaker:
         Raises
         ------
         GradcamError
-            As in `gradcam.figure`. Also if `ax` is not an Axes, or is combined with an option of the whole figure.
+            As in `gradcam.figure`. Also if `ax` is not an Axes, or is combined with `path`, `names` or `width`.
         ImageError
             As in `gradcam.figure`.
 
@@ -229,7 +229,7 @@ def _list_rows(
     for sources, name in zip(images, names or [""] * len(images)):
         rows += _list_image_rows(sources, k, name, look, has_methods=has_methods)
         if references := [source.reference for source in sources if getattr(source, "reference", None) is not None]:
-            rows += _list_image_rows(references, None, "other image", look, has_methods=has_methods)  # of targets.Like
+            rows += _list_image_rows(references, None, "other image", look, has_methods=has_methods)  # for `Like`
     for number in range(len(rows) - 1, 0, -1) if has_methods else ():  # Write headings only where they change.
         pairs = zip(rows[number][1:], rows[number - 1][1:])
         rows[number][1:] = [p._replace(title="", note="") if p[1:] == above[1:] else p for p, above in pairs]
@@ -281,7 +281,7 @@ def _draw_grid(
     aspects = [[panel.pixels.shape[1] / panel.pixels.shape[0] for panel in row] for row in rows]
     height = min(MAX_PANEL_HEIGHT, cell / max(map(max, aspects)))
     texts = [[(_wrap(p.title, cell, TITLE_SIZE), _wrap(p.note, cell, NOTE_SIZE)) for p in row] for row in rows]
-    counts = [[max(map(len, lines)) for lines in zip(*row)] for row in texts]  # of the lines of titles and of notes
+    counts = [[max(map(len, lines)) for lines in zip(*row)] for row in texts]  # lines of titles and notes
     label = [] if evidence is None else _wrap(LABELS[evidence], width - cell - GAP, NOTE_SIZE)
     total = 2 * MARGIN + sum(LINE * sum(pair) + TEXT_GAP + height + ROW_GAP for pair in counts)
     total += BAR_HEIGHT + LINE * (1 + len(label)) if label else -ROW_GAP
@@ -294,7 +294,7 @@ def _draw_grid(
         return result.add_axes((left, 1 - y / total, width_inches / width, height_inches / total))
 
     for row, row_texts, (titles, notes) in zip(rows, texts, counts):
-        y += LINE * (titles + notes) + TEXT_GAP + height  # the distance of the panels' lower edge from the top
+        y += LINE * (titles + notes) + TEXT_GAP + height  # from the top of the figure to the panels' lower edge
         for column, (panel, (title, note)) in enumerate(zip(row, row_texts)):
             axes = add_axes(column, height * panel.pixels.shape[1] / panel.pixels.shape[0], height)
             _show(axes, panel, interpolation)

@@ -24,7 +24,7 @@ from gradcam.models.preprocess import Preprocess, Preprocessing
 
 DEFAULT_STEP_PIXELS = 32  # pixels per cell of the last feature map in most networks
 MAX_AREA_FACTOR = 16  # maximum input area with the fit "whole", relative to the area of the network's own input
-MAX_RESIZED_COPIES = 8  # per model
+MAX_RESIZED_COPIES = 8  # number of cached copies of a model, one for each input size
 
 _resized_copies: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], nn.Module]] = weakref.WeakKeyDictionary()
 _any_size_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that have run successfully on enlarged images

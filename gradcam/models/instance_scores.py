@@ -87,7 +87,7 @@ def to_instance_classifier(
 ) -> PictureScores:
     """Return a classifier whose classes are the instances of `target` in an image. None stands for all detections.
 
-    The classifier's layer is the model's layer. If the model has none, the default layer for `methods` is used. If
+    The classifier's layer is the model's layer. If the model has no layer, the default layer for `methods` is used. If
     `methods` is empty, the default layer for the target's default method is used.
 
     Raises

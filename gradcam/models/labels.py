@@ -22,7 +22,7 @@ def name_class(index: int | None, label: str | None, *, with_index: bool = False
 
 
 def find_class(labels: Sequence[str] | None, name: str, count: int | None = None) -> int:
-    """Return the index of the class that `name` gives: by label, ignoring case, or by index in digits.
+    """Find a class by its label (ignoring case) or by its index in digits, and return the index.
 
     `name:7` means the class with the label "7". `count` is the number of classes if there are no labels; None means
     unknown. Raises `TargetError` for an unknown or ambiguous name, with the most similar labels in the message.

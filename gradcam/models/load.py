@@ -39,8 +39,8 @@ from gradcam.targets.heads import ends_in_features, find_output_module
 
 CLIP_METHODS = ("encode_image", "encode_text")  # methods in the interface of OpenAI's CLIP
 USE_A_FUNCTION = "use gradcam.explain(model, images, target=...) with a function from the output to scores per image."
-OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # classes of transformers for other tasks
-OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # in names of models with other maps
+OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # classes in transformers for other tasks
+OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # in names of models that do not return masks
 KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # in MPII, COCO, 300-W, WFLW and COCO-WholeBody
 SHORTER_SIDE_PIXELS = 520  # as in torchvision's segmenters
 
@@ -185,7 +185,7 @@ def load_model(
     Parameters
     ----------
     name : str or nn.Module, default "efficientnet_lite0"
-        As in `load_classifier`. It may also be a torchvision detector or segmenter, "hf:NAME" for any task,
+        As in `load_classifier`. The name may also be a torchvision detector or segmenter, "hf:NAME" for any task,
         "open_clip:NAME", "smp:FOLDER" or "yolo:FILE.pt".
     task : str, default "auto"
         "classification", "regression", "detection", "segmentation", "matching" (comparing images with sentences or with
@@ -195,7 +195,7 @@ def load_model(
     threshold : float, default None
         The minimum score of the boxes that a detector returns. None uses the model's threshold.
     weights : str or path, default None
-        This and all parameters below are as in `load_classifier`.
+        This parameter and all parameters below are as in `load_classifier`.
     labels : sequence of str, or path, default None
         The class names.
     mean : float or sequence of float, default None

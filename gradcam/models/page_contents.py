@@ -32,7 +32,7 @@ def show_explanation(explanation: Any, i: int, name: str) -> Page:
     page_targets, order = list_things(single)
     maps = to_map_set(single.maps[0].numpy()[order], single)
     total = 0
-    with contextlib.suppress(GradcamError):  # if the output has no class scores
+    with contextlib.suppress(GradcamError):  # Outputs without class scores raise an error.
         total = single.probabilities().shape[1] if page_targets.kind == "class" else 0
     notes = [PARTIAL_NOTE.format(some=len(page_targets.names), total=total)] if total > len(page_targets.names) else []
     notes += [note for note in single.notes if note]

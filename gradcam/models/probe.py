@@ -111,7 +111,7 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
             raise ModelError(VOLUMES) from None
         tensor = find_floating_tensor(getattr(output, "logits", output))
         returned = type(output).__name__ if tensor is None else f"a tensor {tuple(tensor.shape)}"
-        # If the shape is valid, the error has another cause, and its message explains this cause.
+        # If the shape is valid, report the reason in `error`.
         if tensor is not None and tensor.ndim <= 2 and len(tensor) == 1:
             raise ModelError(str(error)) from None
         problem = f"The model returns {returned} for one image, expected (1, classes): it is not a classifier"

@@ -60,9 +60,8 @@ def build_with_random_weights(name: str = DEFAULT_MODEL, *, size: tuple[int, ...
     """Build the named model with random weights; no weights are read or downloaded.
 
     `size` is the (height, width) of images, or the (depth, height, width) of volumes. None uses the size for which
-    the weights were trained, and a depth of 16. If a user-defined function builds the model, its weights are not
-    changed. The caller's
-    random state is preserved.
+    the weights were trained, and a depth of 16. If a user-defined function builds the model, the function's weights
+    are used. The caller's random state is preserved.
     """
     with torch.random.fork_rng(devices=()):
         return _to_skeleton(name, find_blueprint(name), size, _build)

@@ -65,9 +65,9 @@ def _name(entry: Explained) -> str:
 
 
 def _to_image(record: Record, classes: Sequence[str], image_root: str, read_mask: Any) -> BoxedImage:
-    """Return an image with its boxes. The outline of a box is that of its component in the mask, if there is a mask.
+    """Return an image with its boxes. If there is a mask, a box gets the outline of its component in the mask.
 
-    `read_mask` is a function that returns the pixels of a file, or None for an unreadable file, such as one in a tar.
+    `read_mask` is a function that returns the pixels of a file, or None if the file is unreadable, as in a tar.
     """
     (height, width), boxes = record.size or (1, 1), []
     for entry in _list_entries(record):
@@ -85,7 +85,7 @@ def _to_image(record: Record, classes: Sequence[str], image_root: str, read_mask
 
 
 def _outline(mask: Mask) -> dict[str, Any]:
-    """Return COCO's run lengths of a mask, column by column (background and object alternate), and its area."""
+    """Return a mask in COCO's run-length encoding, column by column and background first, and the mask's area."""
     pixels = mask.T.ravel().astype(np.int8)
     runs = np.diff(np.flatnonzero(np.diff(pixels, prepend=np.int8(0))), prepend=0, append=pixels.size)
     return {"segmentation": {"size": list(mask.shape), "counts": runs.tolist()}, "area": int(mask.sum())}

@@ -94,7 +94,7 @@ def draw_views(stem: str, picture: Pixels | None, overlays: Sequence[Pixels | No
 
 
 def provide_views(files: ReportFolder, record: Record, root: Path | Store | None) -> None:
-    """Draw the missing or outdated views of a record from its overlays and its image, if these exist."""
+    """Draw missing or outdated views of a record from the overlays and the input image. Leave out missing files."""
     stem = find_stem(record)
     if stem is None:
         return

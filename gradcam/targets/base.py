@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # The default method for targets that are a single object or region. Grad-CAM pools gradients over all positions, so its
 # map would show all objects of the class.
 LOCAL_METHOD = "hirescam"
+# A word is from the text, unless the image multiplies the word's probability at least by this ratio.
+MIN_PROBABILITY_RATIO = 1.5
 Box4 = tuple[float, float, float, float]
 
 
@@ -32,12 +34,13 @@ class Instance:
     name : str
         The display name, such as "person", a sentence, or a word.
     index : int or None
-        The class index.
+        The class index. For a word of one token, the token's id. None for a word of several tokens.
     score : float or None
-        The model's confidence, from 0 to 1. For text and reference images, the cosine similarity. None if there is no
-        score.
+        The model's confidence, from 0 to 1. For a word of several tokens, the product of their probabilities. For text
+        and reference images, the cosine similarity. None if there is no score.
     number : int or None
-        The number of the box, keypoint or word within its image.
+        The number of the box or keypoint within its image. For a caption, the number of the word if the target chose
+        words, otherwise the position of the first token.
     box : (float, float, float, float) or None
         Left, top, right and bottom, in pixels of the image.
     edge : str or None
@@ -47,16 +50,19 @@ class Instance:
     point : (float, float) or None
         The keypoint, or the point that selected the mask: x and y, in pixels.
     against : sequence of str
-        The sentences whose mean similarity is subtracted from the score of a text.
+        The sentences whose mean similarity is subtracted from the score of a text, or the word whose logit is
+        subtracted from the score of a word.
     form : str or None
         The form in which the target was passed. For a mask: "predicted", "point", "box", "array" or "file". For a
-        sentence: "text" or "embedding".
+        sentence: "text" or "embedding". For a caption: "token", "phrase" (several tokens chosen by position) or "word".
     text : str or None
-        The word as the caption contains it, with the spaces before the word.
+        The word or phrase as the caption contains it, with the spaces before it.
     axis : str or None
         "x" or "y" if the map explains this coordinate of the keypoint instead of its score.
     box_number : int or None
         The number of the box that contains the keypoint.
+    without_image : float or None
+        The probability of a word if the image is blank; None if it was not computed.
 
     Examples
     --------
@@ -83,11 +89,18 @@ class Instance:
     text: str | None = None
     axis: str | None = None
     box_number: int | None = None
+    without_image: float | None = None
+
+    @property
+    def is_from_text(self) -> bool:
+        """Return whether the image hardly changes a word's probability, so that the word follows from the text."""
+        return self.without_image is not None and (self.score or 0) < MIN_PROBABILITY_RATIO * self.without_image
 
     def moved(self, source: Window, target: Window, size: Sequence[int]) -> Instance:
         """Convert the box, point and mask from pixels of one canvas to pixels of another canvas.
 
-        Both canvases contain the same region of the image, at different positions and scales.
+        A canvas is an image, possibly resized and padded. Both canvases contain the same region of the image, at
+        different positions and scales.
 
         Parameters
         ----------
@@ -129,16 +142,16 @@ def crop_mask(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class TargetScores:
-    """Scores (N,K), attached to the graph, and descriptions of the scored objects.
+    """Scores (N,K) with their autograd graph, and descriptions of the scored objects.
 
     If a function computed the scores, `classes` (N,K) and `logits` (N,C) are None. `target` computes the scores of the
     same objects from another output of the model. `instances` describe the scored objects of each image. An image may
     have fewer than K objects. For plain classes, `instances` is None.
 
-    `differentiate` is set if each score depends only on a small part of a layer. This function takes activations
-    (N,C,H,W) of several layers, and returns a list of local gradients for each layer. It returns None if only autograd
-    can compute the gradients. `settled` (N,K) is True for scores whose true gradient is zero. The computed gradient of
-    such a score is only rounding error.
+    `differentiate` is set if each score depends only on a small part of a layer. The function takes activations
+    (N,C,H,W) of several layers, and returns a list of `LocalGradient` for each layer, or None if only autograd can
+    compute the gradients. `settled` (N,K) is True for scores whose true gradient is zero. The computed gradient of such
+    a score is only rounding error.
     """
 
     values: Tensor
@@ -163,14 +176,16 @@ class BoundTarget:
     """A target bound to a model.
 
     `model` is the module to run, and `batch` is its input. `target` is passed to `compute_scores`. `layer` and `method`
-    are the defaults. If `layer` is None, the default is the last layer with a grid. If `layers` is not empty, the maps
-    of these layers are added, and `layer` is ignored. `reshape` arranges tokens on a grid, if their number alone does
-    not determine the grid.
+    are the defaults for this target. If `layer` is None, the default layer is the last layer with a grid. If `layers`
+    is not empty, the maps of these layers are added, and `layer` is ignored. `reshape` arranges tokens on a grid, if
+    their number alone does not determine the grid.
 
     `own_output` converts the output of `model` to the output of the explained model. If both outputs are the same,
     `own_output` is None. `list_found` lists all detected objects or classes of each image, from the output of `model`.
-    If `has_places` is True, the target is at a fixed position, so augmentation by moved views is refused. `mirror` is
-    set for the similarity to reference images. It returns the reference images, and the target for their own maps.
+    If `has_places` is True, the target has a fixed position in the image, so test-time augmentation that moves the
+    image is refused. `mirror` is set if the target is the similarity to reference images. It returns the reference
+    images, and the target that explains the reference images. `refine` changes the
+    maps (N,K,h,w) before they become heatmaps.
     """
 
     model: nn.Module
@@ -184,6 +199,7 @@ class BoundTarget:
     mirror: Callable[[TargetScores], tuple[Any, Any]] | None = None
     layers: Sequence[str] = ()
     reshape: Callable[[Tensor], Tensor] | None = None
+    refine: Callable[[Tensor], Tensor] | None = None
 
 
 class Target(ABC):

@@ -67,11 +67,11 @@ class Question:
 
 
 class Explainer:
-    """Computes the answers to questions, with cached models and the images of the page's strip. Not thread-safe."""
+    """Answers questions about the images in the page's image strip, with cached models. Not thread-safe."""
 
     def __init__(self, models: ModelCache, images: ImageStrip) -> None:
         self.models, self.images = models, images
-        self._prepared: dict[tuple[int, ModelRequest], Prepared] = {}  # Only the last two pairs of image and model.
+        self._prepared: dict[tuple[int, ModelRequest], Prepared] = {}  # for the last two pairs of image and model
         self._stages: dict[ModelRequest, list[str]] = {}
         self._methods: dict[ModelRequest, list[str]] = {}
         self._last_page: tuple[Question, Page] | None = None
@@ -81,7 +81,7 @@ class Explainer:
         return self.models.retry_out_of_memory(lambda: self._answer(question, progress))
 
     def save(self, question: Question, progress: Progress) -> str:
-        """Return the answer as a standalone HTML page. If the maps equal those of the last answer, reuse them."""
+        """Return the answer as a standalone HTML page. Reuse the last answer's maps if they are the same."""
         return self.models.retry_out_of_memory(lambda: self._save(question, progress))
 
     def warm_up(self) -> None:
@@ -146,7 +146,9 @@ class Explainer:
     def _find_target(self, classifier: Classifier, question: Question) -> Any:
         if classifier.task == "matching":
             if not question.model.texts:
-                raise GradcamError("This model compares images with sentences: type one or more under Text prompts.")
+                raise GradcamError(
+                    "This model compares images with sentences: type one or more sentences under Text prompts."
+                )
             return Text(list(question.model.texts))
         return question.first if classifier.task == "classification" else None
 

@@ -1,4 +1,4 @@
-"""Run the computations of all browser tabs one after another, and stop those that are no longer needed."""
+"""Run the computations of all browser tabs one after another, and stop computations that are no longer needed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class JobQueue:
                 return work(job.report)
             finally:
                 _running.job = None
-                job.check()  # Replaces an error that the stop caused.
+                job.check()  # If the stop caused an error, replace the error by `JobStopped`.
 
         if self._is_ending:
             raise JobStopped
@@ -86,7 +86,7 @@ class JobQueue:
         computation = asyncio.wrap_future(future)
         try:
             while not (await asyncio.wait([computation], timeout=0.3))[0]:
-                if self._is_ending:  # The server ends without waiting for a long pass.
+                if self._is_ending:  # Do not wait for the end of the computation.
                     raise JobStopped
                 if not job.is_stopped and await is_disconnected():
                     job.is_stopped = True

@@ -1,4 +1,4 @@
-"""The response to a request without the token. If its tab has stored the token, the browser sends it."""
+"""The response to a request without the token: a page whose script tries again with the token that the tab stored."""
 
 from __future__ import annotations
 

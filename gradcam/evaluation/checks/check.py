@@ -58,19 +58,19 @@ from gradcam.models.task_models import TaskModel
 from gradcam.options import Progress, accept_old_parameters
 from gradcam.targets.classes import ClassTarget
 
-RANDOMISATION_STAGES = 3  # The weights of the head, of half of the layers, and of all layers are randomised.
+RANDOMISATION_STAGES = 3  # Stage 1 randomises the head, stage 2 also half of the layers, stage 3 all layers.
 RANDOM_CLASSES = 3  # number of random classes to compare, in addition to the rival class
 NOISE_SAMPLES = 4
 LARGE_SHIFT_DIVISOR = 4  # The views of the placement test are shifted by a quarter of the height or width.
 MAX_SAME_CORRELATION = 0.999  # Heatmaps with a higher rank correlation always count as the same.
-MIN_EVIDENCE = 0.2  # A smaller drop in probability, or a smaller share of the evidence, is inconclusive.
+MIN_EVIDENCE = 0.2  # If the drop in probability, or the share of the evidence, is smaller, the result is undecided.
 MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # A recognised class exceeds chance (1 / classes) by at least this much.
 RANDOM_NETWORKS = 9  # By chance, an untrained model beats nine other untrained models in one of ten cases.
 MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve that passes the placement test
 RANDOM_POSITIONS = 19  # By chance, the original position is better than nineteen others in one of twenty cases.
 SIGNIFICANCE_LEVEL = 0.05
-# The sum has one term for each kind of heatmap. The terms are: the image, noisy images, other classes, other weights,
-# another image, the grid, five views, and the control maps.
+# The largest number of heatmaps in a check. The terms of the sum are: the image, noisy images, other classes, other
+# weights, another image, the grid, five views, and the control maps.
 MAX_HEATMAPS = 1 + NOISE_SAMPLES + (1 + RANDOM_CLASSES) + RANDOMISATION_STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
 CONSTANT_MESSAGE = "The heatmap is constant: it marks nothing."
 ALONE_NOTE = "The model does not recognise the class among other images, so the image was tested alone."
@@ -334,7 +334,7 @@ class SanityChecks:
         preference = measure(subject.model, index=int(subject.classes))
         try:
             networks = make_random_networks(subject, RANDOM_NETWORKS, self.seed)
-            ahead = sum(measure(network) >= preference for network in networks)  # A NaN never counts as ahead.
+            ahead = sum(measure(network) >= preference for network in networks)  # A network with NaN does not count.
         except ModelError:  # If the model cannot be copied, the randomisation test reports the error.
             return None
         if ahead == 0:
@@ -406,7 +406,7 @@ class SanityChecks:
         return [TestResult("randomisation", outcome, float(correlations.mean()), f"{reason}.")]
 
     def _test_other_image(self, heatmap: Tensor, limit: float) -> list[TestResult]:
-        """Return a failed placement test if another image has the same heatmap, otherwise an empty list."""
+        """Return a list with a failed placement test if another image has the same heatmap, otherwise an empty list."""
         if self.has_fixed_place:
             return []
         other_heatmap = self.compute_heatmaps(self._choose_other_images()[:1])
@@ -421,7 +421,7 @@ class SanityChecks:
         return self.other_images[probabilities.argsort(stable=True)[: CELLS - 1]]
 
     def _test_placement(self, heatmap: Tensor, other_images: Tensor) -> tuple[PlacementGrid, Tensor, list[TestResult]]:
-        """Return the test images, their heatmaps, and the results. A target with a fixed position has no result."""
+        """Return the test images, the heatmaps, and the results. A target with a fixed position gets no results."""
         grid = None if self.has_fixed_place else find_recognised_grid(self.subject, other_images)
         placed_maps, results, view_maps = heatmap.expand(CELLS, -1, -1), list[TestResult](), heatmap
         if grid is not None:
@@ -460,7 +460,7 @@ class SanityChecks:
         maps, errors = make_control_maps(placed_maps, grid.images, makers, self.seed)
         for name, error in errors.items():
             message = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
-            self.notes.append(f"Not compared with {CONTROL_DESCRIPTIONS[name]}: {message}")
+            self.notes.append(f"The heatmap was not compared with {CONTROL_DESCRIPTIONS[name]}: {message}")
         moved_maps = move_randomly(placed_maps[0], self.seed) if grid.is_alone else []
         moved_masks = (grid.mark(moved.expand_as(placed_maps)) for moved in moved_maps)
         masks = [grid.cells, *map(grid.mark, (placed_maps, *maps.values())), *moved_masks]
@@ -492,7 +492,7 @@ class SanityChecks:
         return {**makers, RIVAL: explain_rival, "random weights": explain_random_network}
 
     def _explain_grid(self, grid: PlacementGrid, **options: Any) -> Tensor:
-        images = grid.images[:1] if grid.is_alone else grid.images  # Without a grid, all test images are equal.
+        images = grid.images[:1] if grid.is_alone else grid.images  # Without a grid, all images are equal.
         return self.compute_heatmaps(images, **options).expand(CELLS, -1, -1)
 
 

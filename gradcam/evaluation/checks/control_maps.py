@@ -24,7 +24,8 @@ CONTROL_DESCRIPTIONS = {
     "centre": "a blob in the centre",
     "edges": "the image's edges",
 }
-# A map is better only if its area under the ROC curve, or its share of the evidence, is larger by at least this.
+# A heatmap beats a control map only if its area under the ROC curve (`order`), or its share of the evidence (`effect`),
+# is larger by at least this gain.
 MIN_ORDER_GAIN = 0.1
 MIN_EFFECT_GAIN = 0.2
 
@@ -93,10 +94,10 @@ def compare_with_control(name: str, control: Tensor, alike: float, scores: Score
 def make_control_maps(
     heatmaps: Tensor, images: Tensor, makers: Mapping[str, Callable[[], Tensor]], seed: int
 ) -> tuple[dict[str, Tensor], dict[str, Exception]]:
-    """Return the control maps (4,H,W) by name, for heatmaps of images (4,C,H,W), and the exceptions by name.
+    """Return the control maps (4,H,W) by name, and the exceptions by name.
 
-    `makers` compute the control maps that need the model. If a maker raises an exception, the other control maps are
-    still computed.
+    `heatmaps` are the heatmaps of the test images (4,C,H,W). `makers` compute the control maps that need the model. If a
+    maker raises an exception, the other control maps are still computed.
     """
     controls = {
         "mirrored": heatmaps.flip(2),

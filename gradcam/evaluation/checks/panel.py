@@ -85,7 +85,7 @@ def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -
 def to_pixels(image: Tensor, height: int) -> Pixels:
     """Return a preprocessed image (C,H,W) as RGB pixels, resized to `height`. Values are stretched to [0,255]."""
     values = image.detach().float().cpu()
-    values = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)  # Other images are drawn in grey.
+    values = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)  # 1 or 2 channels: grey
     low, high = values.amin(), values.amax()
     unit = (values - low) / (high - low).clamp(min=1e-12)
     return scale_to_height((unit * 255).round().to(torch.uint8).permute(1, 2, 0).numpy(), height)

@@ -24,7 +24,7 @@ from gradcam.hooks.memory import is_out_of_memory
 
 CELLS = 4
 MIN_CELL_PIXELS = 8  # height and width of the smallest cell
-GRID_SHARES = (1 / CELLS,) * CELLS  # In a grid, each mask has the size of a cell.
+GRID_SHARES = (1 / CELLS,) * CELLS  # In a grid, a mask marks as many pixels as a cell has.
 SINGLE_IMAGE_SHARES = (0.1, 0.2, 0.35, 0.5)
 BLUR_CELLS = 8  # For the blurred filling, an image is first reduced to this height and width.
 INPAINT_RADIUS_PIXELS = 3
@@ -85,7 +85,7 @@ class PlacementGrid:
 
 
 def compute_placement_chance(order: Tensor) -> float:
-    """Return the probability of scoring at least as well by chance, without regard to the image (a permutation test).
+    """Return the p-value of a permutation test: the chance that a heatmap that ignores the image scores at least as well.
 
     `order` (4,4) is the result of `PlacementGrid.order`. If a heatmap ignores the image, the four positions are
     exchangeable. The result is therefore the share of the 24 permutations of positions that score at least as well as
@@ -96,7 +96,7 @@ def compute_placement_chance(order: Tensor) -> float:
 
 
 def fill_mean(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
-    """Return an image filled with the mean colour."""
+    """Return an image of the same size, filled with the mean colour of `image`."""
     return image.mean((1, 2), keepdim=True).expand_as(image)
 
 
@@ -139,7 +139,7 @@ def resize(images: Tensor, size: Any) -> Tensor:
 
 
 def place_alone(subject: Subject, other_images: Tensor) -> PlacementGrid:
-    """Return the subject's image four times as the test images, without a grid."""
+    """Return test images without a grid: four copies of the subject's image."""
     images = subject.images.expand(CELLS, -1, -1, -1)
     cells = torch.ones_like(images[:, 0], dtype=torch.bool)
     return PlacementGrid(replace_images(subject, images), SINGLE_IMAGE_SHARES, other_images[:1], cells, is_alone=True)

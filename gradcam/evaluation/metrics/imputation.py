@@ -174,7 +174,7 @@ def _interpolate(images: Tensor, grids: Sequence[_Grid]) -> Tensor:
     values = means.pop()
     for level, grid in reversed([*enumerate(grids[:-1])]):
         values = torch.addcmul(means[level] * (1 - grid.unknown), _enlarge(values, grid.unknown), grid.unknown)
-        if level:  # The first V-cycle smooths the finest grid, level 0.
+        if level:  # Level 0, the finest grid, is smoothed later, by the first V-cycle.
             grid.smooth(values)
     return values
 

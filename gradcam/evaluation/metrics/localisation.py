@@ -145,12 +145,12 @@ def corloc(heatmaps: Any, boxes: Sequence[Any]) -> CorLoc:
     its intersection over union with an object is at least 0.5. The mean of `hits` is CorLoc; with known classes, it is
     also called GT-known Loc. The best threshold differs between methods, so a fixed threshold would favour some methods,
     as Choe et al. showed. Their MaxBoxAcc therefore uses the best threshold for the same images, which is optimistic.
-    Here, the even images use the threshold with the most hits for the odd images, and the odd images use that of the
-    even images. If several thresholds have equally many hits, the one with the largest mean overlap is used. A single
-    image uses the default of `gradcam.find_boxes`.
+    Here, the even images use the threshold with the most hits for the odd images, and vice versa. If several thresholds
+    have equally many hits, the threshold with the largest mean overlap is used. A single image uses the default
+    threshold of `gradcam.find_boxes`.
 
     In `evaluate`, images are counted in the order of their SHA-256, so that their names and order do not matter. The
-    thresholds are chosen after the last image. Until then, an image's entry has its number at the default threshold.
+    thresholds are chosen after the last image. Until then, each image has the result at the default threshold.
 
     Parameters
     ----------
@@ -192,11 +192,11 @@ def corloc(heatmaps: Any, boxes: Sequence[Any]) -> CorLoc:
 
 def find_held_out_hits(iou: NDArray[Any]) -> Values:
     """Return each image's hit (N,), 1 or 0, at the threshold that is best for the other half of overlaps (N,T)."""
-    iou = np.reshape(iou, (-1, len(THRESHOLDS)))  # There may be no image.
+    iou = np.reshape(iou, (-1, len(THRESHOLDS)))  # If there is no image, `iou` is empty.
     hits, result = (iou >= MIN_IOU).astype(np.float64), np.zeros(len(iou))
     for half in (0, 1):
         others = slice(1 - half, None, 2)
-        # Any hit counts more than all overlaps, and these count more than the distance from the default.
+        # More hits are better. Ties are broken by the mean overlap, then by the distance from the default threshold.
         scores = hits[others].sum(0) + iou[others].sum(0) / (len(iou) + 1)
         best = np.argmax(scores - 1e-6 * np.abs(np.array(THRESHOLDS) - BOX_THRESHOLD))
         result[half::2] = hits[half::2, best]

@@ -241,8 +241,8 @@ def randomisation(
         The original heatmaps; None computes them with `explain`.
     stages : int, default 8
         Number of layers at which heatmaps are compared, evenly spaced from the layer nearest the output to the layer
-        nearest the input. At the last of these layers, all weights are randomised. With one stage, only that layer is
-        used.
+        nearest the input. At the layer nearest the input, all weights are randomised. With one stage, only the layer
+        nearest the input is used.
     seed : int, default 0
         Random seed.
 
@@ -323,7 +323,7 @@ def make_random_networks(subject: Subject, count: int, seed: int) -> Iterator[nn
                 _shuffle(parameter, generator)
             elif size := parameter.numel():
                 shift = int(torch.randint(size, (1,), generator=generator, dtype=torch.int64, device="cpu"))
-                parameter.data.copy_(parameter.data.roll(shift))  # Without `dims`, `roll` rolls the flattened values.
+                parameter.data.copy_(parameter.data.roll(shift))  # Without `dims`, `roll` rolls the flattened tensor.
         yield model
 
 

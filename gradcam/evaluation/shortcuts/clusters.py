@@ -23,7 +23,7 @@ MIN_IMAGES_PER_CLASS = 10
 MIN_IMAGES_PER_CLUSTER = 5
 MIN_CLUSTER_FRACTION = 0.01  # A cluster has at least this fraction of its class's images.
 MAX_JOINED_IMAGES = 5000  # Linkage needs the distances of all pairs. Larger classes are subsampled evenly.
-SPLIT_MARGIN = 0.05  # A cluster is split only if a part's suspicion exceeds the cluster's by more than this.
+SPLIT_MARGIN = 0.05  # A cluster is split only if the suspicion of a part is higher by more than this.
 MISFIT_FRACTION = 0.2  # An image has the evidence if its value is at least this quantile of the members' values.
 MAIN_FRACTION = 0.5  # A cluster with more than this fraction of its class is typical of the class.
 PARTS_PER_BATCH = 250  # A larger batch needs more memory, because each part is compared with all images.
@@ -46,8 +46,9 @@ class Cluster:
 
     `members` are indices into the evidence, the most typical first. `share` is the members' fraction of the class.
     `map` (h,w) is the members' mean map; its sum is 1. `place` and `apart` are from 0 to 1, as in `build_clusters`.
-    `other_count` is the number of images of other classes. At the cluster's position, 80 % of the members reach a
-    certain amount of evidence. `elsewhere` counts the images of other classes that reach this amount as well. `is_rest`
+    `other_count` is the number of images of other classes. Let t be the
+    amount of evidence at the cluster's position that 80 % of the members reach. `elsewhere` counts the images of other
+    classes that reach t. `is_rest`
     marks the images of a class that fit no cluster.
     """
 
@@ -119,7 +120,7 @@ def _cluster_class(evidence: Evidence, members: NDArray[np.intp]) -> Iterator[Cl
     nodes = [node for node, span in enumerate(slices) if span.stop - span.start >= min_size]
     clusters = dict(zip(nodes, build_clusters(evidence, [sample[order[slices[node]]] for node in nodes])))
     best: dict[int, tuple[float, list[int]]] = {}
-    for node in nodes:  # Children come before their parents.
+    for node in nodes:  # In `nodes`, children come before their parents.
         children = [best[child] for child in pairs[node - len(sample)] if child in best]
         highest = max((suspicion for suspicion, _ in children), default=0.0)
         if clusters[node].suspicion >= highest - SPLIT_MARGIN:
@@ -167,12 +168,13 @@ def _join(points: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], list[slice
 
 
 def build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> Iterator[Cluster]:
-    """Yield a cluster from each part of one class, and measure how rare its evidence is in other images.
+    """Yield a cluster from each part of one class, and measure how rare the part's evidence is in other images.
 
-    An image has the evidence if its value reaches a threshold, which 80 % of the part's members reach. For `place`, the
-    value is the amount of evidence at the part's position. Images of other classes are compared with images of the
-    part's class. For `apart`, the value is the similarity to the part's mean features. Images outside the part are
-    compared with members of the part. Each member is compared with the mean features of the other members.
+    A value is computed for each image, and 80 % of the part's members reach a threshold. An image that reaches the
+    threshold has the evidence. For `place`, the value is the amount of evidence at the part's position. Images
+    of other classes are compared with images of the part's class. For `apart`, the value is the similarity to the part's
+    mean features. Images outside the part are compared with members of the part. For a member, the mean features are
+    computed from the other members.
     """
     class_ = int(evidence.classes[parts[0][0]])
     in_class = evidence.classes == class_

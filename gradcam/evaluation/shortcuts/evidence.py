@@ -78,7 +78,7 @@ def _explain(
 
     def record_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         tensor = find_floating_tensor(output)
-        # If a method runs the model several times, only the first pass receives the unchanged image.
+        # Only the first pass is recorded: if a method runs the model several times, later passes change the image.
         if tensor is not None and not outputs:
             outputs.append(tensor.detach().clone())  # The next layer may change the tensor in place.
 

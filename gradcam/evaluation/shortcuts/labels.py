@@ -85,9 +85,9 @@ def _read_table(path: str, items: Sequence[InputImage]) -> tuple[dict[str, str],
 
 
 def _relate(path: str, folder: str) -> str:
-    """Return an absolute path relative to the folder. Return relative paths, and paths on another drive, unchanged."""
+    """Make an absolute path relative to `folder`. Return paths on other drives, and relative paths, unchanged."""
     if os.path.isabs(path):
-        with contextlib.suppress(ValueError):  # On Windows, no relative path connects two drives.
+        with contextlib.suppress(ValueError):  # `relpath` fails for two drives on Windows.
             return os.path.relpath(path, folder).replace(os.sep, "/")
     return path
 

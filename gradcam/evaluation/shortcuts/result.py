@@ -26,7 +26,7 @@ TYPICAL_IMAGES = 5  # largest number of typical images to draw for each cluster
 MAX_SHEET_CLUSTERS = 10
 MEAN_MAP_PIXELS = 224  # height and width of the image of a mean heatmap
 MAX_HEATMAP_PIXELS = 448  # largest side to which a heatmap is resized
-MIN_NINTH_FRACTION, MIN_BAND_FRACTION, MIN_BORDER_FRACTION = 0.5, 0.6, 0.75  # smallest fractions of the evidence
+MIN_NINTH_FRACTION, MIN_BAND_FRACTION, MIN_BORDER_FRACTION = 0.5, 0.6, 0.75  # of the evidence, in `describe_place`
 ROW_NAMES, COLUMN_NAMES = ("top", "", "bottom"), ("left", "", "right")
 BANDS = {"top": "at the top", "bottom": "at the bottom", "left": "on the left", "right": "on the right"}
 
@@ -59,7 +59,7 @@ def describe_place(mean: NDArray[np.floating[Any]]) -> str:
 @keep_old_names
 @dataclass(frozen=True, eq=False)
 class EvidenceCluster:
-    """Images of one class, with evidence at the same position and of similar appearance.
+    """Images of one class whose evidence is at the same position and looks similar.
 
     Attributes
     ----------
@@ -74,24 +74,23 @@ class EvidenceCluster:
     where : str
         The position of the mean heatmap in words, such as "in the top left corner".
     suspicion : float
-        From 0 to 1, computed from `place` and `apart`. Near 1, other classes have no evidence at this position, and no
-        image outside the cluster has evidence of similar appearance.
+        A number from 0 to 1, computed from `place` and `apart`. Near 1, other classes have no evidence at this position,
+        and similar-looking evidence occurs only inside the cluster.
     place : float
         How rare evidence at this position is in other classes, compared with the cluster's class. 0 means equally
-        frequent, and 1 means that other classes have no evidence at this position. Both rates are estimated
-        conservatively, by 95 % bounds.
+        frequent, and 1 means that other classes have no evidence at this position. The rates in both groups are
+        estimated conservatively, by 95 % bounds.
     apart : float
         How rare evidence of similar appearance is outside the cluster, compared with images in the cluster. The value
         is from 0 to 1, and is computed like `place`.
     elsewhere : int
-        The number of images of other classes with at least a certain amount of evidence at this position. 80 % of the
-        members have at least this amount.
+        The number of images of other classes with as much evidence at this position as 80 % of the members.
     other_image_count : int
         The number of images of other classes.
     is_rest : bool
         True if the members are the images of the class that fit into no cluster.
     map : array (h,w)
-        The mean heatmap of the members on the layer's grid. Its sum is 1.
+        The mean heatmap of the members on the layer's grid. The sum of the map is 1.
     draw_member : callable
         A function that reads the image of a member by name, and draws the image.
 

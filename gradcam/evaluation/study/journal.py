@@ -59,7 +59,7 @@ class Journal(AbstractContextManager["Journal"]):
         return None if sha256 is None else self._entries.get((image, sha256))
 
     def append(self, entry: StudyEntry) -> None:
-        """Append an entry. If this raises `OutputError`, no part of the entry is in the file."""
+        """Append an entry. If writing fails, raise `OutputError`, and leave no part of the entry in the file."""
         with translate_disk_errors(self.path.parent):
             self._lines.append(entry.to_json().encode() + b"\n")
 

@@ -25,8 +25,8 @@ from gradcam.renames import JOURNAL, RUN, add_old_keys, to_new_value
 from gradcam.storage.run_file import SCHEMA, describe_versions
 from gradcam.targets.classes import ClassTarget
 
-# Earlier versions described these targets by other texts. A journal can be resumed only if its texts equal those of the
-# current run. The earlier texts are therefore still written, so that earlier journals can be resumed.
+# A journal can be resumed only if it describes the target by the same text as the current run. Earlier versions described
+# these targets by other texts. The earlier texts are therefore still written.
 EARLIER_TARGETS = {
     "the highest-scoring detection": "the surest of what was found",
     "the class in the list, or the most probable one": "the class that the list asks for, or the most probable one",
@@ -90,7 +90,7 @@ def list_conditions(
     request = ExplainRequest.of(methods, ClassTarget(), {"reshape": reshape}, "evaluate", layers=layers)
     resolved = resolve_settings(classifier, request)
     settings = {
-        # Earlier versions wrote "none" for "applied". Studies of earlier versions must remain resumable.
+        # Earlier versions wrote "none" instead of "applied". Journals of earlier versions must remain resumable.
         "activation": classifier.activation.replace("applied", "none"),
         "preprocessing": describe_preprocess(classifier.preprocess),
         "reshape": reshape if isinstance(reshape, (str, type(None))) else repr(reshape),
@@ -264,7 +264,7 @@ class Results:
 class Ranking:
     """The comparison of one method or control with the best method, by one metric.
 
-    The best method is the method with the best mean. Only methods with values for at least 8 images can be the best.
+    The best method is the method with the best mean. Only a method with values for at least 8 images can be the best method.
     `interval` is the mean over images or mosaics, with a confidence interval. `difference` is the paired difference
     from the best method. For the best method itself, and if there is no best method, `difference` is None. The interval
     of `difference` is not corrected for multiple comparisons. `is_level` marks a method that does not differ

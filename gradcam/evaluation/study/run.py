@@ -36,7 +36,7 @@ from gradcam.options import Progress
 from gradcam.sources.contents import InputImage
 
 MAX_EXAMPLES = 5  # The heatmaps of this many images are cached, to draw examples.
-NamedMosaic = tuple[str, Mosaic, str]  # (the joined names of its images, mosaic, SHA-256 of the images' hashes)
+NamedMosaic = tuple[str, Mosaic, str]  # (joined names of the images, mosaic, SHA-256 of the images' hashes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,7 @@ class Evaluator:
         at_layers = [method for method in map(self.plan.method, self.plan.methods) if method.place == "layer"]
         to_scores = partial(to_instance_classifier, self.classifier, prepared, methods=at_layers[:1])
         target, scores = self.target if index is None else index, None
-        if target is None and self.classifier.list_all() is None:  # Such a model detects only requested classes.
+        if target is None and self.classifier.list_all() is None:  # The model detects only requested classes.
             for class_index in annotated:
                 with suppress(TargetError):
                     scores = to_scores(class_index)

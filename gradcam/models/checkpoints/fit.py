@@ -73,7 +73,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
     # If the file lacks a counter, set the counter to zero. `compare` has reported all other missing meta tensors.
     counters = {name: value for name, value in expected.items() if value.is_meta and name not in state}
     state.update((name, torch.zeros_like(value, device="cpu")) for name, value in counters.items())
-    # Copy the module versions from the model. Otherwise, modules would treat the weights as of the oldest version.
+    # Copy the module versions from the model. Otherwise, modules would take the weights for the oldest version.
     state._metadata = expected._metadata  # type: ignore[attr-defined]
     try:
         model.load_state_dict(state, strict=False, assign=any(tensor.is_meta for tensor in expected.values()))
@@ -205,8 +205,9 @@ def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | No
     """Rename a checkpoint's head to the model's head if the match is certain; return all tensors, and notes.
 
     For example, CheXNet's classifier is a `Sequential` of a linear layer and a sigmoid, so its weight is called
-    `classifier.0.weight` instead of `classifier.weight`. The match is certain if exactly one module is left over near
-    the head, and has the same parameter names as the head. The caller checks the shapes.
+    `classifier.0.weight` instead of `classifier.weight`. The match is certain if exactly one module under the
+    head's top-level name has unmatched tensors, if one of the two modules contains the other, and if both have the same
+    parameter names. The caller checks the shapes.
     """
     head_suffixes = {name.removeprefix(head) for name in expected if name.startswith(f"{head}.")} if head else set()
     if not head or any(f"{head}{name}" in tensors for name in head_suffixes):

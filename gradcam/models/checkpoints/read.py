@@ -34,7 +34,7 @@ MAX_KEY_DEPTH = 3
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 TENSOR_NAMES = re.compile(r"torch\.(_utils|_tensor|storage)\.\w+|torch\.\w+|collections\.OrderedDict")
 REBUILT_TENSOR = re.compile(r"torch\._(utils|tensor)\._rebuild_\w+")
-# Modules and functions that no checkpoint needs. No tool should open a file that names one of these.
+# No checkpoint needs these modules and functions. If a file names one of them, the error message warns of the file.
 # `commands` and `__builtin__` are the names of `subprocess` and `builtins` in older protocols.
 DANGEROUS = re.compile(
     r"(os|posix|nt|subprocess|sys|runpy|importlib|shutil|socket|pty|ctypes|webbrowser|pdb|timeit|_posixsubprocess"
@@ -50,7 +50,7 @@ MAX_NESTING = 200
 MUTATING_STEPS = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
 BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # torch.load creates bytearrays of any length
 MAX_UNPACK_RATIO = 4  # unpacked size / file size; torch.save does not compress
-MAX_BYTES = 2**26  # the largest bytearray, and the allowed bytes beyond MAX_UNPACK_RATIO
+MAX_BYTES = 2**26  # maximum size of a bytearray; an unpacked file may exceed MAX_UNPACK_RATIO by this size
 FACTORY_HINT = "To load the file with your own function, give --model FILE.py:FUNCTION."
 HEADER_BYTES = 512
 # Suffixes that checkpoints share with other kinds of files.
@@ -158,7 +158,7 @@ def _choose(path: Path, content: object) -> Checkpoint:
     best, *ignored = state_dicts
     if ignored and not best.is_known:
         names = join_names(state_dict.name for state_dict in state_dicts)
-        raise ModelError(f"{path}: contains several state dicts, {names}, none under a standard name. {FACTORY_HINT}")
+        raise ModelError(f"{path}: contains several state dicts, {names}, but none has a standard name. {FACTORY_HINT}")
     tensors = {name: value.detach() for name, value in best.values.items() if isinstance(value, Tensor)}
     if unusable := [name for name, t in tensors.items() if t.is_meta or t.is_quantized or t.is_sparse]:
         description = f"'{unusable[0]}' is quantised, sparse or without values, expected plain tensors"
@@ -384,10 +384,10 @@ class Outline(pickle._Unpickler):
         return OrderedDictStub if full == "collections.OrderedDict" else type("NotMade", (ObjectStub,), {"name": full})
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return None for a tensor's values, and the class for a module: old files store its class and source."""
+        """Return None for a tensor's values. Old files store a module's class and source: return the class."""
         return pid[1] if isinstance(pid, tuple) and pid[:1] == ("module",) else None
 
-    def get_extension(self, code: int) -> None:  # Extensions are defined by this process, not by the file.
+    def get_extension(self, code: int) -> None:  # The meaning of a code depends on this process.
         raise pickle.UnpicklingError(f"extension {code}")
 
 

@@ -84,7 +84,7 @@ _building = threading.local()  # `is_empty`: True while this thread builds a mod
 
 def _move_to_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
     if not getattr(_building, "is_empty", False) or parameter.is_meta or type(parameter) is not nn.Parameter:
-        return None  # Keep the parameter, because a replacement would not be shared.
+        return None  # Replacing a shared meta parameter would end the sharing.
     return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
@@ -100,7 +100,7 @@ class _SkipNormalSampling(TorchFunctionMode):
 
 @functools.cache
 def _register_parameter_hook() -> None:
-    """Register the hook for the life of the process. Its removal would disturb threads that are building models."""
+    """Register the hook until the process ends. Removing the hook would disturb threads that are building models."""
     # The cast is needed because PyTorch's annotation says that hooks return None.
     register_module_parameter_registration_hook(cast("Callable[..., None]", _move_to_meta))
 
@@ -109,8 +109,8 @@ def _register_parameter_hook() -> None:
 def empty_parameters() -> Iterator[None]:
     """Create parameters without values in this thread, so that no time is spent on sampling random values.
 
-    In contrast to `torch.device("meta")`, all other tensors have values. Constructors compute widths, for example, with
-    such tensors.
+    In contrast to `torch.device("meta")`, all other tensors have values. Constructors need such values,
+    for example to compute widths.
     """
     _register_parameter_hook()
     was_empty, _building.is_empty = getattr(_building, "is_empty", False), True
@@ -133,7 +133,7 @@ def fill(checkpoint: Checkpoint, build: Callable[[], nn.Module]) -> tuple[nn.Mod
         with empty_parameters():
             model = build()
         parameters = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
-        if len(set(map(id, parameters))) == len(parameters):  # Loading would separate shared parameters.
+        if len(set(map(id, parameters))) == len(parameters):  # Loading would end the sharing of parameters.
             notes = load_weights(model, checkpoint)
             if not _lacks_values(model):
                 return model, notes

@@ -38,7 +38,7 @@ def plan(name: str) -> Blueprint:
 
 
 def to_parts(model: nn.Module, weights: Path | None) -> Parts:
-    """Load the checkpoint into the model; return the model with its stored or else the usual preprocessing."""
+    """Load the checkpoint into the model, and return the model with the preprocessing of `_find_preprocessing`."""
     notes = () if weights is None else load_weights(model, read_checkpoint(weights))
     return replace(parts := _find_preprocessing(unwrap(model)), model=model, notes=[*notes, *parts.notes])
 
@@ -52,7 +52,7 @@ def _find_preprocessing(model: nn.Module) -> Parts:
                 owner, task = (f"the submodule {name!r}", None) if name else ("the model", parts.task)
                 notes = [*parts.notes, f"Using the preprocessing in the settings of {owner}."]
                 return replace(parts, task=task, is_of_part=bool(name), notes=notes)
-    except ModelError as error:  # unsupported settings, such as padding
+    except ModelError as error:  # The settings are not supported, for example padding.
         notes.append(str(error))
     side = getattr(getattr(model, "config", model), "image_size", None)  # in transformers, and in torchvision's ViT
     return Parts(model, assume_preprocessing(side), is_assumed=True, notes=notes)
@@ -65,7 +65,7 @@ def _read_settings(module: Any) -> Parts | None:
     if type(module).__module__.startswith("segmentation_models_pytorch.") and hasattr(module, "encoder"):
         return smp.to_parts(module)
     if isinstance(getattr(module, "name_or_path", None), str) and hasattr(module, "config"):
-        with contextlib.suppress(ModelError):  # if this computer has no processor for the weights
+        with contextlib.suppress(ModelError):  # The image processor may not be on this computer.
             transformers = import_extra("transformers", "hf")
             parts = huggingface.find_preprocess(transformers, module.name_or_path, True, module.config)
             return None if parts.is_assumed else parts

@@ -26,8 +26,8 @@ WEIGHTS = "efficientnet_lite0.safetensors"
 LABELS = "imagenet_labels.txt"
 PREPROCESSING = Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 # Over all methods, these layers have the best localisation: see scripts/choose_defaults.md. `layer4` is a linear
-# bottleneck with negative values. `head.0` ends with the next activation. There, methods that assume non-negative
-# activations localise 2 to 5 times as well as at `layer4`: see docs/benchmarks.md.
+# bottleneck with negative values. `head.0` ends with the next activation. Methods that assume non-negative
+# activations localise 2 to 5 times as well at `head.0` as at `layer4`: see docs/benchmarks.md.
 LAYERS: dict[str, Any] = {"layer": "layer4", "layer_for_positive": "head.0"}
 TASK = "classification"
 CLASSES = 1000
@@ -37,7 +37,7 @@ TENSORFLOW_EPSILON = 1e-3
 
 def build(classes: int) -> nn.Module:
     """Return the network without weights, for this number of classes."""
-    with torch.device("meta"):  # saves the sampling of random weights
+    with torch.device("meta"):  # avoids the sampling of random weights
         return EfficientNetLite0(classes)
 
 
@@ -122,7 +122,7 @@ class ConvolutionUnit(nn.Sequential):
         return x
 
     def _can_fold(self, x: Tensor) -> bool:
-        """Return whether to fold the batch norm. Folding must save time, and change neither the result nor hooks."""
+        """Return whether to fold the batch norm: folding saves time, keeps the result, and skips no hook."""
         modules: list[Any] = list(self)
         # Do not fold subclasses, which may be adapters, parametrized modules or quantised modules.
         if [type(module) for module in modules[:2]] not in FOLDED or any(map(_is_watched, modules)):

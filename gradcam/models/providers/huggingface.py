@@ -198,7 +198,7 @@ def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -
 
 @contextlib.contextmanager
 def _open_source(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
-    """Yield transformers with logging silenced, a model's source, whether this is local, and its configuration."""
+    """Yield transformers (with logging off), a model's source, whether the source is local, and the configuration."""
     transformers = base.import_extra("transformers", "hf")
     name, is_local = _find_source(transformers, name)
     logging = transformers.utils.logging
@@ -246,7 +246,7 @@ class ProcessorPreprocess:
         # The test image consists of random blocks, so that different crops have a low correlation.
         blocks = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 12), dtype=np.uint8)).convert("RGB")
         image = np.asarray(blocks.resize((width, height), Image.Resampling.NEAREST))
-        # Ignore errors of all types. Processors can raise any; `to_steps` raises an error if timm's transforms pad.
+        # Ignore all errors. Processors may raise errors of any type. `to_steps` raises an error if timm's transforms pad.
         with contextlib.suppress(Exception):
             steps = to_steps(self.processor, self._locate(height, width))
             if _correlates(run_processor(self.processor, image), steps(image)):

@@ -64,7 +64,7 @@ def _load_file(timm: Any, name: str, weights: Path, task: str | None) -> Parts:
         model: Any = _build(timm, name, 0)
         try:
             notes = load_weights(model, checkpoint)
-        # The checkpoint has a classifier. Load it into a model with a head, and then remove the head.
+        # If loading fails, the checkpoint has a head. Load it into a model with a head, and then remove the head.
         except ModelError:
             model, _, notes = base.build_for(checkpoint, partial(_build, timm, name), CLASSES)
             model.reset_classifier(0)
@@ -181,7 +181,7 @@ def _to_parts(timm: Any, model: Any, classes: int | None) -> Parts:
 
 
 def _name_classes(parts: Parts) -> Parts:
-    """Return the parts with their saved class names, or else ImageNet's if the number of classes fits."""
+    """Return the parts with saved class names. If there are none, use ImageNet's names if the number of classes fits."""
     is_named = parts.labels is not None and len(parts.labels) == parts.classes
     return parts if is_named else name_classes(replace(parts, labels=None))
 

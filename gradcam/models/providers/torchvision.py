@@ -135,7 +135,7 @@ def list_names() -> list[str]:
 
 
 def list_installed() -> dict[str, str]:
-    """Return the models of installed packages with their origins. Do not import them; skip reserved names."""
+    """Return the models of installed packages, with their origins. Import no package, and skip reserved names."""
     entries = plugins.list_entry_points("models")
     reserved = {DEFAULT_MODEL, *list_names()} if entries else set()
     origins = {name: f", from {entry.dist.name}" if entry.dist else "" for name, entry in entries.items()}
