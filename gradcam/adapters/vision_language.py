@@ -78,9 +78,8 @@ class VisionLanguageModel(GenerativeCaptioner):
 
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         arguments = super().complete_arguments(batch)
-        arguments.pop(
-            "labels", None
-        )  # PaliGemma's processor adds labels, which would not fit the prompt and an answer.
+        # PaliGemma's processor adds labels, which would not fit the prompt and an answer.
+        arguments.pop("labels", None)
         if "input_ids" not in arguments:
             problem = f"{type(self.model).__name__} needs a prompt with a placeholder for the image"
             expected = f"a dict with {PICTURES}, input_ids and attention_mask."
@@ -105,6 +104,7 @@ class VisionLanguageModel(GenerativeCaptioner):
             raise ImageError(
                 f"The inputs are on {pixels.device}, but {name} is on {device}: move them with inputs.to('{device}')."
             )
+        inputs[PICTURES] = pixels = pixels.to(self.model.dtype)  # Some models do not convert half precision.
         ids = inputs.get("input_ids")
         mask = None if ids is None else ids == self._image_token
         if mask is not None and self.has_placeholders and not bool(mask.any(1).all()):

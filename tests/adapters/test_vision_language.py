@@ -589,7 +589,11 @@ def test_gradient_checkpointing_does_not_change_the_map(name: str, is_training: 
     torch.testing.assert_close(maps, plain.maps, rtol=0, atol=1e-5 * float(plain.maps.abs().max()))
 
 
-@pytest.mark.parametrize("name", [name for name in VISION_LANGUAGE if name != "kosmos2"])
+# In Transformers 4, PaliGemma's logits depend on the kind of attention.
+SEVERAL_ATTENTIONS = set(VISION_LANGUAGE) - {"kosmos2"} - ({"paligemma"} if T.__version__ < "5" else set())
+
+
+@pytest.mark.parametrize("name", sorted(SEVERAL_ATTENTIONS))
 def test_fused_and_eager_attention_give_the_same_map(name: str) -> None:
     inputs = process(FAMILIES[name], make_images([[WIDE]]))
     inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
