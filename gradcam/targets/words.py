@@ -65,8 +65,8 @@ class Token(Target):
         changes the probability, the word follows from the text, and its map says nothing about the image. The instances
         have `without_image` and `is_from_text`. There is also a warning about cells that are hot for nearly all words.
     context : str, default "keep"
-        "subtract" subtracts from each map what the maps of the earlier words explain. All words or tokens of the
-        caption have to be explained.
+        "subtract" subtracts from each map what the maps of the earlier words explain. This needs a target that selects
+        all words or all tokens.
 
     Raises
     ------
