@@ -532,7 +532,9 @@ audit_model = combine(
 model_without_name = combine(*_MODEL[1:])  # without --model, for commands in which an argument names the model
 # --edge and --axis explain a coordinate. A coordinate has no probability, so its heatmap cannot be evaluated.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS))
-other_targets = combine(*_EVALUATED_TARGETS, against("Contrast the sentence of --text with this sentence; may be repeated.", "SENTENCE"))
+other_targets = combine(
+    *_EVALUATED_TARGETS, against("Contrast the sentence of --text with this sentence; may be repeated.", "SENTENCE")
+)
 save = combine(
     names_option(
         "--save KIND[,KIND]",

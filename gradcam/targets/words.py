@@ -127,7 +127,7 @@ class Token(Target):
 
     def __post_init__(self) -> None:
         if not self.phrases or not all(map(_is_phrase, self.phrases)):
-            expected = "the number of a token from 0, several numbers, or None for all. [(3, 4), 7] is a phrase and a token."
+            expected = "the number of a token, several numbers, or None for all. [(3, 4), 7] is a phrase and a token."
             raise argument_error(self.position, "The position", expected, TargetError)
         list_numbers(0 if self.word is None else self.word, "The word")
         for first, second in (("ids", "say"), ("position", "word")):
