@@ -319,8 +319,23 @@ class CaptionerAdapter(Family):
         """Decode each token to readable text. Raise `TargetError` if there is no tokenizer."""
 
     def split_caption(self, tokens: Sequence[int]) -> list[str]:
-        """Return the part of the caption, with spaces, that each token adds. Raise errors as `decode_tokens` does."""
+        """Return the part of the caption, with spaces, that each token adds. Raise errors as `decode_tokens` does.
+
+        Together, the parts are the caption. If several tokens write one character, the first of them adds it, and the
+        parts of the others are empty.
+        """
         return [f" {text}" for text in self.decode_tokens(tokens)]
+
+    @abstractmethod
+    def encode_sentence(self, text: str, batch: Batch) -> list[int]:
+        """Return the tokens of a sentence that follows the batch's prompt, without special tokens.
+
+        Raises `TargetError` if there is no tokenizer, or if the tokenizer does not know a part of the sentence.
+        """
+
+    @abstractmethod
+    def encode_alternative(self, text: str, token: int) -> int:
+        """Return the first token of a text that could stand in place of `token`. Raise errors as `encode_sentence`."""
 
 
 class Poses(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.adapters.base import CaptionerAdapter, ModelRun
-from gradcam.adapters.tokenizers import load_tokenizer
+from gradcam.adapters.tokenizers import UNSPACED_LETTER, WORD_MARKERS, encode_continuation, load_tokenizer
 from gradcam.errors import TargetError
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.preserve import preserve_state
@@ -21,14 +21,6 @@ PICTURES = "pixel_values"
 # In these arguments, 0 marks a text token.
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "image_embeds_position_mask")
 MAX_CAPTION_TOKENS = 40
-
-
-def _find_addition(before: str, text: str) -> str:
-    """Return the part of `text` that is new, compared with the earlier text `before`."""
-    same = next(
-        (i for i, (first, second) in enumerate(zip(before, text)) if first != second), min(len(before), len(text))
-    )
-    return text[same:]
 
 
 class GenerativeCaptioner(CaptionerAdapter):
@@ -96,15 +88,36 @@ class GenerativeCaptioner(CaptionerAdapter):
     def read(self, run: ModelRun, batch: Batch, tokens: Sequence[int]) -> Tensor:
         return run.last_output().logits[:, -len(tokens) - 1 : -1]
 
+    @property
+    def tokenizer(self) -> Any:
+        """Return the model's own tokenizer. Raise `TargetError` if there is none."""
+        return load_tokenizer(str(getattr(self.model, "name_or_path", "")))
+
     def decode_tokens(self, tokens: Sequence[int]) -> list[str]:
-        tokenizer = load_tokenizer(str(getattr(self.model, "name_or_path", "")))
+        tokenizer = self.tokenizer
         return [tokenizer.decode([token]).strip() or str(tokenizer.convert_ids_to_tokens(token)) for token in tokens]
 
     def split_caption(self, tokens: Sequence[int]) -> list[str]:
-        tokenizer = load_tokenizer(str(getattr(self.model, "name_or_path", "")))
         # If each token were decoded separately, the spaces between words would be lost.
-        captions = ["", *(tokenizer.decode(list(tokens[: i + 1])) for i in range(len(tokens)))]
-        return [_find_addition(before, caption) for before, caption in pairwise(captions)]
+        captions = [self.tokenizer.decode(list(tokens[: i + 1])) for i in range(len(tokens))]
+        ends = [len(captions[-1])]
+        for caption in captions[-2::-1]:
+            # Later tokens can change the end of a text: they complete a character, or remove the space before a dot.
+            ends.append(min(ends[-1], len(caption)) if captions[-1].startswith(caption) else ends[-1])
+        return [captions[-1][start:end] for start, end in pairwise([0, *reversed(ends)])]
+
+    def encode_sentence(self, text: str, batch: Batch) -> list[int]:
+        prompt, tokenizer = self.begin_text(batch)[self.ids_name][0].tolist(), self.tokenizer
+        is_joined = tokenizer.decode(prompt)[-1:].isspace() or UNSPACED_LETTER.match(text)
+        gap: str | None = "" if is_joined else " "
+        if gap and not tokenizer.decode(prompt[-1:], skip_special_tokens=True):
+            gap = None  # After special tokens, such as the start token, a text begins.
+        return encode_continuation(tokenizer, text, gap)
+
+    def encode_alternative(self, text: str, token: int) -> int:
+        # The alternative begins a word if the token does.
+        piece = str(self.tokenizer.convert_ids_to_tokens(token))
+        return encode_continuation(self.tokenizer, text, " " if piece.startswith(WORD_MARKERS) else "")[0]
 
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         """Return the model's arguments by name. Add required arguments that the caller did not pass."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gradcam.errors import GradcamError, TargetError, shorten
 
+WORD_MARKERS = ("Ġ", "▁")  # How tokenizers write the space before a word: byte-level BPE, and SentencePiece.
+# Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, Japanese and Chinese.
+UNSPACED_LETTER = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 MAX_WORDS_IN_MESSAGE = 4  # The error for a long sentence quotes the last words before the limit.
 SAVE = "save the tokenizer in the model's folder with tokenizer.save_pretrained(folder), and load the model from that folder"
 
@@ -66,3 +70,22 @@ def _make_length_error(text: str, count: int, max_tokens: int, fitting: str) -> 
     end = ("... " if len(words) > MAX_WORDS_IN_MESSAGE else "") + " ".join(words[-MAX_WORDS_IN_MESSAGE:])
     problem = f"The sentence {shorten(text)} has {count} tokens, but the model takes {max_tokens}"
     return TargetError(f"{problem}. The model would ignore the words after {end!r}. Shorten the sentence.")
+
+
+def encode_continuation(tokenizer: Any, text: str, gap: str | None) -> list[int]:
+    """Return the tokens of a sentence without special tokens. Raise `TargetError` for text that has no tokens.
+
+    `gap` is the white space between earlier text and the sentence; None if there is no earlier text.
+
+    Some tokenizers mark the beginning of a text as the beginning of a word, others only a space. The sentence is
+    therefore tokenised after another character, whose tokens are removed.
+    """
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    pairs = ((encode(start), encode(f"{start}{gap}{text}")) for start in (() if gap is None else (":", "\n")))
+    # A tokenizer may join the other character with the sentence.
+    ids: list[int] = next((full[len(start) :] for start, full in pairs if full[: len(start)] == start), [])
+    ids = ids or encode(text)
+    if not ids or getattr(tokenizer, "unk_token_id", None) in ids:
+        problem = f"The model's tokenizer has no tokens for {'a part of ' if ids else ''}{shorten(text)}"
+        raise TargetError(f"{problem}: choose words of the model's vocabulary.")
+    return ids

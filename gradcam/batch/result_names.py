@@ -35,7 +35,7 @@ DEFAULT_TARGETS: dict[str, dict[str, Any]] = {
     "Box": {"numbers": [0], "edge": None, "class_": None},
     "Keypoint": {"numbers": [0], "axis": None, "box": 0},
     "Mask": {"class_": None, "mask": None},
-    "Token": {"position": None},
+    "Token": {"position": None, "word": None, "say": None, "against": None},
 }
 COMPARISON_NAME = "compare"  # The name of a panel contains this word instead of a method.
 

@@ -32,12 +32,13 @@ class Instance:
     name : str
         The display name, such as "person", a sentence, or a word.
     index : int or None
-        The class index.
+        The class index. For a word of one token, the token's id. None for a word of several tokens.
     score : float or None
-        The model's confidence, from 0 to 1. For text and reference images, the cosine similarity. None if there is no
-        score.
+        The model's confidence, from 0 to 1. For a word of several tokens, the product of their probabilities. For text
+        and reference images, the cosine similarity. None if there is no score.
     number : int or None
-        The number of the box, keypoint or word within its image.
+        The number of the box or keypoint within its image. For a caption, the number of the word if the target chose
+        words, otherwise the position of the first token.
     box : (float, float, float, float) or None
         Left, top, right and bottom, in pixels of the image.
     edge : str or None
@@ -47,12 +48,13 @@ class Instance:
     point : (float, float) or None
         The keypoint, or the point that selected the mask: x and y, in pixels.
     against : sequence of str
-        The sentences whose mean similarity is subtracted from the score of a text.
+        The sentences whose mean similarity is subtracted from the score of a text, or the word whose logit is
+        subtracted from the score of a word.
     form : str or None
         The form in which the target was passed. For a mask: "predicted", "point", "box", "array" or "file". For a
-        sentence: "text" or "embedding".
+        sentence: "text" or "embedding". For a caption: "token", "phrase" (several tokens chosen by position) or "word".
     text : str or None
-        The word as the caption contains it, with the spaces before the word.
+        The word or phrase as the caption contains it, with the spaces before it.
     axis : str or None
         "x" or "y" if the map explains this coordinate of the keypoint instead of its score.
     box_number : int or None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.adapters.base import CaptionerAdapter, ModelRun
+from gradcam.adapters.tokenizers import UNSPACED_LETTER
 from gradcam.errors import TargetError, shorten
 from gradcam.hooks.containers import Batch
-from gradcam.options import argument_error
+from gradcam.options import argument_error, check_choice, check_count
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, ScoreExtractor, Target, TargetScores
-from gradcam.targets.boxes import require_family
+from gradcam.targets.boxes import list_numbers, require_family
+
+SEQUENCES = (list, tuple, range)
+EXPECTED_TEXTS = {"say": "a sentence.", "prompt": "a question.", "against": "a word, or a token id from 0."}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,14 +37,34 @@ class Token(Target):
     ids : sequence of int, or Tensor (T,), default None
         The caption's tokens, without start tokens and prompt. All images share this caption. If None, the model
         generates the caption by greedy decoding, for one image at a time.
-    position : int or sequence of int, default None
-        The positions of the tokens to explain, counted from 0. None means all tokens.
+    position : int, sequence of int, or nested sequence, default None
+        The positions of the tokens to explain, counted from 0. ``[(3, 4), 7]`` means two maps: one of the phrase of
+        tokens 3 and 4, and one of token 7. None means all tokens.
+    word : int, sequence of int, or all, default None
+        The words to explain, counted from 0, with one map for each word. The builtin `all` means all words. A word may
+        have several tokens. Words are separated by white space, and do not include the punctuation around them. In
+        languages without spaces between words, each token is a word. Needs the model's tokenizer.
+    say : str, default None
+        A sentence to explain instead of the generated caption. The model need not have generated it. Needs the model's
+        tokenizer.
+    score : str, default "logit"
+        "logit", or "logprob": the logarithm of the token's probability, given the earlier tokens. The score of a
+        phrase or word is the sum over its tokens.
+    against : str or int, default None
+        An alternative word, or its token: explain why the model prefers the word to this alternative, for example "yes"
+        to "no". The score is the difference of their logits at the same position. Only the first token of each is
+        compared. Unless `position` or `word` is given, the first token of the caption is explained.
+    prompt : str, default None
+        A question about the image. Only models that `gradcam.load_model` returns take it.
+    max_tokens : int, default 40
+        The maximum length of a generated caption, in tokens.
 
     Raises
     ------
     TargetError
-        If the caption has no tokens, or a position does not exist. When used with a model: if the model generates no
-        text, if a token is outside the model's vocabulary, or if the model needs a prompt that was not passed.
+        If the caption has no tokens, if a position or word does not exist, if an argument is invalid, or if two
+        arguments exclude each other. When used with a model: if the model generates no text, if a token is outside the
+        model's vocabulary, if the model needs a prompt that was not passed, or a tokenizer that it does not have.
 
     Notes
     -----
@@ -64,6 +90,15 @@ class Token(Target):
     >>> explanation.maps.shape, explanation.instances[0][1].name
     (torch.Size([1, 2, 4, 4]), 'token 9')
 
+    One map of a phrase, and the difference between a word and an alternative:
+
+    >>> phrase = gradcam.explain(model, torch.rand(1, 3, 32, 32), target=Token([7, 8, 9], [(0, 1)], score="logprob"))
+    >>> phrase.instances[0][0].name, phrase.maps.shape[1]
+    ('token 7 token 8', 1)
+    >>> difference = gradcam.explain(model, torch.rand(1, 3, 32, 32), target=Token([7], against=8))
+    >>> difference.instances[0][0].against
+    ('token 8',)
+
     References
     ----------
     Li et al., "Token Activation Map to Visually Explain Multimodal LLMs", ICCV 2025, on the contribution of earlier
@@ -72,56 +107,108 @@ class Token(Target):
 
     ids: Any = None
     position: Any = None
+    word: Any = field(default=None, kw_only=True)
+    say: str | None = field(default=None, kw_only=True)
+    score: str = field(default="logit", kw_only=True)
+    against: str | int | None = field(default=None, kw_only=True)
+    prompt: str | None = field(default=None, kw_only=True)
+    max_tokens: int = field(default=40, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not self.positions or not all(_is_integer(position) and position >= 0 for position in self.positions):
-            expected = "a token number from 0, several, or None for all."
+        if not self.phrases or not all(map(_is_phrase, self.phrases)):
+            expected = "a token number from 0, several, or None for all. [(3, 4), 7] is a phrase and a token."
             raise argument_error(self.position, "The position", expected, TargetError)
-        if self.ids is not None:
-            self.choose(to_tokens(self.ids))
+        list_numbers(0 if self.word is None else self.word, "The word")
+        for first, second in (("ids", "say"), ("position", "word")):
+            if getattr(self, first) is not None and getattr(self, second) is not None:
+                raise TargetError(f"{first}= and {second}= exclude each other: give only one of them.")
+        for name, expected in EXPECTED_TEXTS.items():
+            value, is_token = getattr(self, name), name == "against" and _is_position(getattr(self, name))
+            if value is not None and not is_token and not (isinstance(value, str) and value.strip()):
+                raise argument_error(value, f"{name}=", expected, TargetError)
+        check_choice(self.score, "The score", ("logit", "logprob"), TargetError)
+        check_count(self.max_tokens, "max_tokens", error=TargetError)
+        if self.ids is not None and (tokens := to_tokens(self.ids)) and self.word is None:
+            self.choose(tokens)  # Words are known only after decoding.
 
     @property
-    def positions(self) -> Sequence[Any]:
-        """Return the positions as a sequence. If `position` is None, return [0], which passes all checks."""
-        has_several = isinstance(self.position, (list, tuple, range))
-        return self.position if has_several else [0 if self.position is None else self.position]
+    def phrases(self) -> list[list[Any]]:
+        """Return the positions of each map. If `position` is None, return [[0]], which passes all checks."""
+        position = 0 if self.position is None else self.position
+        entries: Any = position if isinstance(position, SEQUENCES) else [position]
+        return [list(entry) if isinstance(entry, SEQUENCES) else [entry] for entry in entries]
 
-    def choose(self, tokens: Sequence[int]) -> list[int]:
-        """Return the positions of the tokens to explain, and check that the caption has these positions.
+    def choose(self, tokens: Sequence[int], parts: Sequence[str] = ()) -> list[tuple[int, list[int]]]:
+        """Return the tokens that each map explains, and check that the caption has them.
 
         Parameters
         ----------
         tokens : sequence of int
             The caption's tokens.
+        parts : sequence of str, default ()
+            The part of the caption that each token adds. Used only for words.
 
         Returns
         -------
-        list of int
-            The positions, counted from 0.
+        list of (int, list of int)
+            For each map, the number of the word or of its first token, and the positions of its tokens, from 0.
 
         Raises
         ------
         TargetError
-            If a position does not exist.
+            If a position or word does not exist.
         """
-        if self.position is None:
-            return list(range(len(tokens)))
+        if self.word is not None:
+            words = split_words(parts)
+            numbers = list_numbers(self.word, "The word") or range(max(1, len(words)))
+            if missing := [number for number in numbers if number >= len(words)]:
+                listing = shorten(["".join(parts[i] for i in word).strip() for word in words] or "".join(parts))
+                raise TargetError(f"There is no word {missing[0]}. The caption has {len(words)} word(s), from 0: {listing}.")
+            return [(number, words[number]) for number in numbers]
         count = len(tokens)
-        if missing := [position for position in self.positions if position >= count]:
+        has_default = self.position is None and self.against is None
+        phrases = [[i] for i in range(count)] if has_default else [sorted(map(int, phrase)) for phrase in self.phrases]
+        if missing := [i for phrase in phrases for i in phrase if i >= count]:
             raise TargetError(f"There is no token at position {missing[0]}: the caption has {count}, 0 to {count - 1}.")
-        return [int(position) for position in self.positions]
+        return [(phrase[0], phrase) for phrase in phrases]
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = require_family(model, CaptionerAdapter, "captioning model")
-        tokens = family.write(batch) if self.ids is None else to_tokens(self.ids)
+        if self.prompt is not None:
+            advice = "or load the model with gradcam.load_model(model, processor=processor), and call its explain."
+            advice = f"pass the processor's output for the prompt and the image, {advice}"
+            raise TargetError(f"The prompt is part of the model's input: {advice}")
+        if self.say is not None:
+            tokens = family.encode_sentence(self.say.strip(), batch)
+        else:
+            tokens = family.write(batch, self.max_tokens) if self.ids is None else to_tokens(self.ids)
         module, text_batch = family.bind(model, batch, tokens)
-        try:
-            names, texts = family.decode_tokens(tokens), family.split_caption(tokens)
-        except TargetError:  # The model has no tokenizer.
-            names = [f"token {token}" for token in tokens]
-            texts = [f" {name}" for name in names]
-        extractor = WordScoreExtractor(family, text_batch, tokens, self.choose(tokens), names, texts)
+        if self.word is not None:
+            family.decode_tokens(tokens)  # Raises an error if there is no tokenizer.
+        names, parts = _decode(family, tokens)
+        choice = self.choose(tokens, parts)
+        phrases = [phrase for _, phrase in choice]
+        alternatives, against = self._find_alternatives(family, [tokens[phrase[0]] for phrase in phrases])
+        instances = []
+        for number, phrase in choice:
+            text, index = "".join(parts[i] for i in phrase), tokens[phrase[0]] if len(phrase) == 1 else None
+            form = "word" if self.word is not None else "phrase" if index is None else "token"
+            name = names[phrase[0]] if form == "token" else text.strip()
+            # The first bytes of a character have no text.
+            instances.append(Instance("word", name, index, None, number, against=against, form=form, text=text or name))
+        extractor = WordScoreExtractor(family, text_batch, tokens, phrases, instances, alternatives, self.score)
         return BoundTarget(module, text_batch, extractor, family.layer, LOCAL_METHOD, own_output=lambda run: run.output)
+
+    def _find_alternatives(self, family: CaptionerAdapter, tokens: Sequence[int]) -> tuple[list[int], list[str]]:
+        """Return the alternative to each token, and the name of the alternative; or two empty lists."""
+        if self.against is None:
+            return [], []
+        text = self.against.strip() if isinstance(self.against, str) else None
+        alternatives = [int(self.against) if text is None else family.encode_alternative(text, i) for i in tokens]
+        if same := [i for i, alternative in zip(tokens, alternatives) if i == alternative]:
+            problem = f"The word and its alternative, {shorten(self.against)}, begin with the same token, {same[0]}"
+            raise TargetError(f"{problem}. Only first tokens are compared: choose another alternative.")
+        return alternatives, [text or _decode(family, alternatives[:1])[0][0]]
 
 
 def to_tokens(ids: Any) -> list[int]:
@@ -137,32 +224,86 @@ def to_tokens(ids: Any) -> list[int]:
     return [int(token) for token in values]
 
 
+def split_words(parts: Sequence[str]) -> list[list[int]]:
+    """Return the positions of the tokens of each word, without the punctuation around it.
+
+    `parts` are the parts of the caption that the tokens add.
+    """
+    words, before, has_letters = [list[int]()], " ", list[bool]()
+    for i, part in enumerate(parts):
+        if part and (part[0].isspace() or before[-1].isspace() or UNSPACED_LETTER.search(before + part)):
+            words.append([])
+        words[-1].append(i)
+        before = part or before  # A token without a part belongs to the character before it.
+        has_letters.append(any(unicodedata.category(character)[0] in "LMN" for character in before))
+    lettered_words = ([i for i in word if has_letters[i]] for word in words)
+    return [list(range(lettered[0], lettered[-1] + 1)) for lettered in lettered_words if lettered]
+
+
+def _decode(family: CaptionerAdapter, tokens: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Return the name of each token, and the part of the caption that the token adds."""
+    try:
+        return family.decode_tokens(tokens), family.split_caption(tokens)
+    except TargetError:  # The model has no tokenizer.
+        names = [f"token {token}" for token in tokens]
+        return names, [f" {name}" for name in names]
+
+
 @dataclass(frozen=True)
 class WordScoreExtractor(ScoreExtractor):
-    """Extracts the scores of words: the logit of each explained token in the caption."""
+    """Extracts the scores of words: the sum of the logits or log-probabilities of a word's tokens.
+
+    `phrases` are the positions of each word's tokens, and `instances` describe the words without their probabilities.
+    If there are `alternatives`, the score is the logit of a word's first token minus the logit of its alternative.
+    """
 
     family: CaptionerAdapter
     batch: Batch
     tokens: Sequence[int]
-    positions: Sequence[int]
-    names: Sequence[str]
-    texts: Sequence[str]
+    phrases: Sequence[Sequence[int]]
+    instances: Sequence[Instance]
+    alternatives: Sequence[int] = ()
+    quantity: str = "logit"
 
     def score(self, output: ModelRun, images: int) -> TargetScores:
-        logits = self.family.read(output, self.batch, self.tokens)[:, list(self.positions)]  # (N,K,V)
-        tokens = [self.tokens[position] for position in self.positions]
-        token_ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-        values = logits.gather(2, token_ids[None, :, None].expand(len(logits), -1, 1))[..., 0]
-        values = values.to(torch.promote_types(values.dtype, torch.float32))
-        log_normalizers = logits.detach().to(values.dtype).logsumexp(2)
+        positions = [position for phrase in self.phrases for position in phrase]
+        logits = self.family.read(output, self.batch, self.tokens)[:, positions]  # (N,P,V)
+        values = _select(logits, [self.tokens[position] for position in positions])
+        has_gradient = self.quantity == "logprob"  # Logits alone are cheaper to differentiate.
+        logprobs = values - (logits if has_gradient else logits.detach()).to(values.dtype).logsumexp(2)
+        scores = self._add(logprobs if has_gradient else values)
+        if self.alternatives:
+            firsts = [0, *itertools.accumulate(map(len, self.phrases))][:-1]
+            scores = values[:, firsts] - _select(logits[:, firsts], self.alternatives)
         instances = [
-            [
-                Instance("word", self.names[i], self.tokens[i], probability, i, text=self.texts[i])
-                for i, probability in zip(self.positions, row)
-            ]
-            for row in (values.detach() - log_normalizers).exp().tolist()
+            [replace(instance, score=probability) for instance, probability in zip(self.instances, row)]
+            for row in self._add(logprobs.detach()).exp().tolist()
         ]
-        return TargetScores(values, token_ids.expand(len(logits), -1), None, self, instances)
+        indices = [-1 if instance.index is None else instance.index for instance in self.instances]
+        classes = torch.tensor(indices, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
+        return TargetScores(scores, classes, None, self, instances)
+
+    def _add(self, values: Tensor) -> Tensor:
+        """Add up the values (N,P) of the tokens of each word; return (N,K)."""
+        return torch.stack([part.sum(1) for part in values.split(list(map(len, self.phrases)), 1)], 1)
+
+
+def _select(logits: Tensor, tokens: Sequence[int]) -> Tensor:
+    """Return the logits (N,P) of one token for each position, in float32 or float64."""
+    if max(tokens) >= logits.shape[2]:
+        raise TargetError(f"There is no token {max(tokens)}: the model has {logits.shape[2]} tokens, from 0.")
+    indices = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    values = logits.gather(2, indices[None, :, None].expand(len(logits), -1, 1))[..., 0]
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _is_phrase(positions: Sequence[Any]) -> bool:
+    """Return whether these are positions, each of them once."""
+    return 0 < len(positions) == len(set(map(repr, positions))) and all(map(_is_position, positions))
+
+
+def _is_position(value: Any) -> bool:
+    return _is_integer(value) and value >= 0
 
 
 def _is_integer(value: Any) -> bool:
