@@ -22,6 +22,7 @@ from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch
 from gradcam.layers.pieces import WHOLE, NumberedView, Numbers, Pieces, Size, View
 
+LENS_DEPTH = 0.9  # Share of the text model's blocks that run before the logit lens reads the image tokens.
 DUMMY_SIZE = 256  # Side of a blank image, in pixels. Processors insert placeholder tokens only with an image.
 MAX_TILE_GAP = 2  # Tokens of two tiles of an image are at most this far apart, if markers name the tiles.
 COMPARED_SIDE = 32  # Tiles are compared with the thumbnail at this size.
@@ -41,6 +42,26 @@ class VisionLanguageModel(GenerativeCaptioner):
     def own_layer(self) -> str | None:
         states = getattr(self.model.config, "vision_feature_layer", None)
         return super().own_layer if states is None else find_block(self.model, self.tower, states)
+
+    @property
+    def lens_layer(self) -> str:
+        """Return the default layer of the logit lens, in the explained model."""
+        layers = self.list_text_layers()
+        return layers[math.ceil(LENS_DEPTH * (len(layers) - 1)) - 1]
+
+    def list_text_layers(self) -> list[str]:
+        """List the text model's blocks and its final norm, in the explained model.
+
+        Raises `ModelError` if the text model has no such blocks: it has an encoder, or reads latent queries.
+        """
+        text = f"{self.prefix}.{self.text_modules[0]}".lstrip(".")
+        modules = dict(self.model.get_submodule(self.text_modules[0]).named_children())
+        if not {"layers", "norm"} <= modules.keys():
+            raise ModelError(
+                f"lens reads image tokens in a decoder-only language model, and {type(self.model).__name__} has none: choose "
+                f"another method, such as hirescam."
+            )
+        return [*(f"{text}.layers.{number}" for number, _ in enumerate(modules["layers"])), f"{text}.norm"]
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Build a chat prompt with an image. Raise `ModelError` for several prompts, or if there is no processor."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradcam.adapters import find_family
 from gradcam.adapters.captioning import GenerativeCaptioner
+from gradcam.adapters.vision_language import VisionLanguageModel
 from gradcam.cam.forward import RecordedPass
 from gradcam.cam.methods.base import Method
 from gradcam.cam.views import crop_to_windows
@@ -38,6 +39,8 @@ def bind_pieces(
             raise TargetError(f"{name} is {value!r}, but {reason}: leave {name}= out.")
     family = find_family(model, GenerativeCaptioner)
     layer = bound.layer if family is None else bound.layer or family.layer
+    if isinstance(family, VisionLanguageModel) and any(method.place == "text" for method in methods):
+        layer = family.lens_layer
     target = ImageRows(bound.target, bound.batch.pieces.samples)
     return replace(bound, target=target, layer=layer, method=LOCAL_METHOD)
 

@@ -283,6 +283,17 @@ class WordScoreExtractor(ScoreExtractor):
         classes = torch.tensor(indices, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
         return TargetScores(scores, classes, None, self, instances)
 
+    def to_directions(self, embeddings: Tensor) -> Tensor:
+        """Return a vector (K,C) for each word, from output embeddings (V,C): the word's minus the mean embedding.
+
+        The embedding of several tokens is their mean. If there are alternatives, they replace the mean embedding.
+        """
+        if self.alternatives:
+            firsts = [self.tokens[phrase[0]] for phrase in self.phrases]
+            return embeddings[firsts] - embeddings[list(self.alternatives)]
+        words = [embeddings[[self.tokens[i] for i in phrase]].mean(0) for phrase in self.phrases]
+        return torch.stack(words) - embeddings.mean(0)
+
     def _add(self, values: Tensor) -> Tensor:
         """Add up the values (N,P) of the tokens of each word; return (N,K)."""
         return torch.stack([part.sum(1) for part in values.split(list(map(len, self.phrases)), 1)], 1)
