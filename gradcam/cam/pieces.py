@@ -59,7 +59,7 @@ class ImageRows(ScoreExtractor):
     def score(self, output: Any, images: int) -> TargetScores:
         scored = compute_scores(self.target, output, max(self.samples) + 1)
         first = [sample not in self.samples[:image] for image, sample in enumerate(self.samples)]
-        is_first = torch.tensor(first, device=scored.values.device)[:, None]
+        is_first = torch.tensor(first, dtype=torch.bool, device=scored.values.device)[:, None]
         rows = list(self.samples)
         values = scored.values[rows].where(is_first, scored.values.detach()[rows])
         instances = None if scored.instances is None else [scored.instances[row] for row in rows]

@@ -322,7 +322,7 @@ def make_models(tmp_path: Path) -> dict[str, tuple[gradcam.Classifier, list[str]
     }
 
 
-ATTENTION = {name for name, method in METHODS.items() if method.place == "attention"}
+ATTENTION = {name for name, method in METHODS.items() if method.place in ("attention", "text")}
 UNSUPPORTED = {
     "cnn": {*ATTENTION, "drise"}, "vit": {"drise"}, "detector": {*ATTENTION, "finercam"}, "clip": {"finercam", "drise"},
 }  # fmt: skip
