@@ -4,7 +4,7 @@
     python examples/clinical_16bit.py scan.dcm --weights last.pth  your own; DICOM needs pip install pydicom
 
 To adapt it, change `build` and the preprocessing in `main`. The model gets all 65536 levels of the file. The overlay is
-drawn on an 8-bit version that a person can see. A heatmap is not a diagnosis: see docs/howto/limits.md.
+drawn on an 8-bit version, which screens can display. A heatmap is not a diagnosis: see docs/howto/limits.md.
 """
 
 from __future__ import annotations

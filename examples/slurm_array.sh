@@ -1,8 +1,9 @@
 #!/bin/bash
 # Explain a folder of any size as a job array: sbatch examples/slurm_array.sh photos/ explained/
 #
-# Each job explains its share of the images. If a job is stopped by its time limit or a failing node, submit the same line
-# again: it continues where it stopped. When all jobs are done, `gradcam report explained/` makes one gallery of all shares.
+# Each job explains its share of the images. If a time limit or a failing node stops a job, submit the same line again.
+# The job then continues where it stopped. When all jobs are done, `gradcam report explained/` makes one gallery of all
+# shares.
 #
 #SBATCH --job-name=explain
 #SBATCH --array=1-8
@@ -15,6 +16,6 @@ set -euo pipefail
 images=${1:?usage: slurm_array.sh IMAGES OUTPUT (IMAGES is missing)}
 output=${2:?usage: slurm_array.sh IMAGES OUTPUT (OUTPUT is missing)}
 
-# Outside Slurm, this is the only job.
+# Outside Slurm, one job explains all images.
 exec gradcam batch "$images" --output "$output" --resume \
     --shard "${SLURM_ARRAY_TASK_ID:-1}/${SLURM_ARRAY_TASK_COUNT:-1}"

@@ -35,7 +35,7 @@ def show_form() -> str:
     return PAGE
 
 
-# Not `async`: FastAPI runs it in its thread pool, so the event loop is not blocked.
+# This function is not `async`, so FastAPI runs it in a thread pool, and the event loop is not blocked.
 @app.post("/explain")
 def explain(image: UploadFile, label: Annotated[str | None, "class name; default: the top class"] = None) -> Response:
     try:

@@ -195,6 +195,11 @@ def blind_layer(site: GridActivations) -> BlindLayerError:
         return BlindPatchesError(
             f"The gradient at layer '{site.layer}' is exactly zero on every patch: the score does not depend on the patches."
         )
+    if site.layout.kind == "pieces":
+        return BlindLayerError(
+            f"The gradient at layer '{site.layer}' is exactly zero on every patch. In the last layer of a text model, only "
+            "the tokens of the text change the score: choose an earlier layer."
+        )
     return BlindLayerError(
         f"The gradient at layer '{site.layer}' is exactly zero, so the layer cannot change the score. Possible causes: a "
         "dead unit, a probability of exactly 0 or 1, or a factor of zero. Choose another layer, or explain the logit."

@@ -2,7 +2,7 @@
 Evidence for and against a class
 ================================
 
-A signed heatmap: red marks evidence for the class, blue marks evidence against it.
+In a signed heatmap, red marks evidence for the class, and blue marks evidence against the class.
 """
 
 import gradcam

@@ -2,8 +2,8 @@
 Explain a regression model
 ==========================
 
-The model estimates how much of an image is covered by shapes. Without a target, a single output (N,1) is the score. Red
-raises the estimate, and blue lowers it.
+The model estimates which share of an image is covered by shapes. If the model has a single output (N,1) and you pass no
+target, the output is the score. Red areas raise the estimate, and blue areas lower it.
 """
 
 import numpy as np

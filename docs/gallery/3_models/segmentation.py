@@ -2,8 +2,8 @@
 U-Net: explain a region
 =======================
 
-The score is the mean logit of a class over a region. Any function of the output can be the target. At the end of the
-encoder, the heatmap shows what the prediction in the region depends on.
+The score is the mean logit of a class over a region. Any function of the output can be the target. A heatmap at the
+end of the encoder shows what the prediction in the region depends on.
 """
 
 import numpy as np

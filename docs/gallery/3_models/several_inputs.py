@@ -2,8 +2,8 @@
 A model with two inputs
 =======================
 
-The model takes an image and a vector, and answers whether the image contains what the vector asks for. The heatmap
-depends on both inputs.
+The model takes an image and a vector. The vector selects a shape or a colour, and the score is high if the
+image contains this shape or colour. The heatmap depends on both inputs.
 """
 
 import numpy as np

@@ -2,8 +2,8 @@
 Swin Transformer: channels last
 ===============================
 
-Layers with output (N,h,w,C) are recognised, too. The model is torchvision's Swin Transformer, trained to list the shapes
-and the colours in an image. Each heatmap is of one colour. The default layer has 6 x 6 cells.
+Layers with output (N,h,w,C) are recognised, too. The model is torchvision's Swin Transformer, trained to predict which
+shapes and colours are in an image. Each heatmap explains one colour. The default layer has 6 x 6 cells.
 """
 
 import numpy as np

@@ -3,8 +3,8 @@ A vision transformer
 ====================
 
 The model is a vision transformer with a linear head for six shapes and eight colours. The token grid is detected
-automatically. Each row explains the colours of three shapes: Grad-CAM at an intermediate block, gradient rollout, and
-attention rollout. Attention rollout is class-agnostic: its heatmap is the same for each colour.
+automatically. Each row has the heatmaps of three colours. The rows are Grad-CAM at an intermediate block, gradient
+rollout, and attention rollout. Attention rollout is class-agnostic: its heatmap is the same for each colour.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 CLIP-like models: locate a sentence
 ===================================
 
-A heatmap for each sentence, from an image encoder and a text encoder. CLIP and SigLIP work the same way.
+Each sentence gets a heatmap. The model has an image encoder and a text encoder. CLIP and SigLIP work the same way.
 """
 
 import numpy as np

@@ -3,7 +3,7 @@ Several layers in one heatmap
 =============================
 
 The first image is the mean of two heatmaps, each divided by its maximum.
-The second is the sum of the raw maps on the finest grid.
+The second image is the sum of the raw maps on the finest grid.
 """
 
 import gradcam

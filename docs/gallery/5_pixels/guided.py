@@ -2,7 +2,7 @@
 Guided Grad-CAM
 ===============
 
-Fine detail from guided backpropagation, limited to the region of the class by Grad-CAM.
+Guided backpropagation gives fine detail. Grad-CAM limits this detail to the region of the class.
 """
 
 import gradcam

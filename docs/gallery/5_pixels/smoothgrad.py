@@ -2,8 +2,8 @@
 SmoothGrad
 ==========
 
-Input gradients, averaged over noisy copies of the image: one copy, and 25 copies. On the left is the image as the model
-sees it.
+SmoothGrad averages input gradients over noisy copies of the image. From left to right: the image as the model sees it,
+the gradients of one copy, and the mean over 25 copies.
 """
 
 import numpy as np

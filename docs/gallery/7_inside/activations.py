@@ -2,7 +2,7 @@
 Draw feature maps
 =================
 
-The strongest channels of early and deep layers.
+Draw the strongest channels of early and deep layers.
 """
 
 import gradcam

@@ -2,7 +2,7 @@
 Find vanishing gradients
 ========================
 
-The gradient of a class at every layer, as a table.
+Print a table with the gradient of a class score at every layer.
 """
 
 import gradcam

@@ -2,7 +2,7 @@
 Trace every layer call
 ======================
 
-Shapes, parameters and multiply-adds, in the order of execution.
+List the layer calls in the order of execution, with shapes, parameters and multiply-adds.
 """
 
 import matplotlib.pyplot as plt

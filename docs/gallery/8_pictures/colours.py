@@ -2,8 +2,8 @@
 Colour maps and opacity
 =======================
 
-The same heatmap in six looks. Top: the default, turbo on grey, viridis on grey. Bottom: the image in colour, an opacity
-that does not depend on the heatmap, and cividis on grey.
+The six images show the same heatmap. The top row has the default, turbo on grey, and viridis on grey. The bottom row
+has turbo on the colour image, jet with a uniform opacity, and cividis on grey.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 Explain many files
 ==================
 
-`explain_files` is a generator over many files. Threads read and draw images while the model runs.
+`explain_files` explains many files, and yields one result per file. Threads read and draw images while the model runs.
 """
 
 from pathlib import Path
