@@ -57,10 +57,10 @@ class VisionLanguageModel(GenerativeCaptioner):
         text = f"{self.prefix}.{self.text_modules[0]}".lstrip(".")
         modules = dict(self.model.get_submodule(self.text_modules[0]).named_children())
         if not {"layers", "norm"} <= modules.keys():
-            raise ModelError(
-                f"lens reads image tokens in a decoder-only language model, and {type(self.model).__name__} has none: choose "
-                f"another method, such as hirescam."
+            problem = (
+                f"lens reads image tokens in a decoder-only language model, and {type(self.model).__name__} has none"
             )
+            raise ModelError(f"{problem}: choose another method, such as hirescam.")
         return [*(f"{text}.layers.{number}" for number, _ in enumerate(modules["layers"])), f"{text}.norm"]
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:

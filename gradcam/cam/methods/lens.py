@@ -36,7 +36,9 @@ def lens(recorded: RecordedPass, site: GridActivations) -> Tensor:
         )
     embeddings = family.model.get_output_embeddings().weight.detach()
     if embeddings.is_meta:
-        raise ModelError("lens needs the output embeddings, which are offloaded: load the model without offloading them.")
+        raise ModelError(
+            "lens needs the output embeddings, which are offloaded: load the model without offloading them."
+        )
     tokens = site.grid.movedim(1, -1)
     norm = family.model.get_submodule(layers[-1])
     features = tokens if layer == layers[-1] else norm(tokens)
