@@ -21,6 +21,7 @@ from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, ScoreExtra
 from gradcam.targets.boxes import list_numbers, require_family
 
 SEQUENCES = (list, tuple, range)
+WORDS_PER_PASS = 4  # In a backward pass, the gradients of this many words fit into the memory of the forward pass.
 EXPECTED_TEXTS = {"say": "a sentence.", "prompt": "a question.", "against": "a word, or a token id from 0."}
 
 
@@ -283,7 +284,7 @@ class WordScoreExtractor(ScoreExtractor):
         ]
         indices = [-1 if instance.index is None else instance.index for instance in self.instances]
         classes = torch.tensor(indices, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
-        return TargetScores(scores, classes, None, self, instances)
+        return TargetScores(scores, classes, None, self, instances, per_pass=WORDS_PER_PASS)
 
     def to_directions(self, embeddings: Tensor) -> Tensor:
         """Return a vector (K,C) for each word, from output embeddings (V,C): the word's minus the mean embedding.
