@@ -16,8 +16,8 @@ from typing import Any
 
 MAX_VALUE_CHARACTERS = 60  # The maximum length of a user's value in a message.
 MAX_REPR_CHARACTERS = 180  # The maximum length of a result's repr at a Python prompt.
-# This pattern matches characters that move a terminal's cursor, change its state or reverse the text. The pattern also
-# matches surrogates. In file names, Python represents undecodable bytes by surrogates.
+# Matches characters that move a terminal's cursor, change its state or reverse the text. Also matches surrogates, by
+# which Python represents undecodable bytes in file names.
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -234,7 +234,7 @@ class _ShortRepr(reprlib.Repr):
         cells = (f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in x.items())
         return "{" + ", ".join(islice(cells, self.maxdict)) + "}"
 
-    repr_OrderedDict = repr_Counter = repr_dict  # reprlib finds these methods by the types' names.
+    repr_OrderedDict = repr_Counter = repr_dict  # `reprlib` finds a method by the name of the value's type.
 
 
 _short_repr = _ShortRepr()
@@ -248,7 +248,7 @@ def shorten(value: object) -> str:
 
 def format_fields(result: object) -> str:
     """Return the repr of a dataclass in one short line. Arrays are replaced by their dtype and shape."""
-    # `fields` requires a dataclass, and every caller passes a dataclass.
+    # The type checker does not know that every caller passes a dataclass.
     names = [field.name for field in dataclasses.fields(result) if field.repr]  # type: ignore[arg-type]
     text = ", ".join(f"{name}={_show_value(getattr(result, name))}" for name in names)
     max_length = MAX_REPR_CHARACTERS - len(type(result).__name__) - 2
@@ -264,7 +264,7 @@ def _show_value(value: object) -> str:
 
 
 def to_pip_command(extra: str) -> str:
-    """Return the pip command that installs an extra. The command needs a clone: the package is not published."""
+    """Return the pip command that installs an extra from a clone, because the package is not published."""
     return f'pip install ".[{extra}]" in a clone of gradcam'
 
 

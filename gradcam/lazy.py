@@ -25,7 +25,8 @@ def export_lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callab
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(f"{package}.{modules[name] or name}")
         value = module if modules[name] is None else getattr(module, name)
-        vars(sys.modules[package])[name] = value  # From now on, Python finds this name without `__getattr__`.
+        # Store the value, so that Python finds the name without `__getattr__` from now on.
+        vars(sys.modules[package])[name] = value
         return value
 
     return import_name, lambda: sorted(modules), sorted(modules)

@@ -27,7 +27,7 @@ SMOOTHINGS = ("none", "eigen")
 # The kinds of class scores that can be explained: see `gradcam.targets.ClassTarget`.
 SCORES = ("logit", "probability", "contrast")
 
-# Each value of the option `precision` selects the PyTorch dtype in which the model computes.
+# Maps each value of the option `precision` to the PyTorch dtype in which the model computes.
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 # The layouts of a layer's output. In this order, they are (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
@@ -38,8 +38,8 @@ LAYOUTS = ("channels first", "channels last", "tokens", "tokens first")
 # already the probabilities of several classes. "applied" is for an output that is already a single probability.
 ACTIVATIONS = ("auto", "softmax", "sigmoid", "none", "applied")
 
-# Each kind of test-time augmentation explains several views of an image together. A view is a pair: a factor for all
-# pixel values, and True if the image is mirrored. The first view is the image itself.
+# Maps each kind of test-time augmentation to its views. A view is a pair: a factor for all pixel values, and True if
+# the image is mirrored. The first view is the image itself.
 AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
     "none": ((1.0, False),),
     "flip": ((1.0, False), (1.0, True)),
@@ -49,8 +49,7 @@ AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
 # The tasks of models. The option `task` can also be "auto", which detects the task.
 TASKS = ("classification", "regression", "detection", "segmentation", "matching", "captioning", "pose")
 
-# The upper limits of options. A larger number of threads would hang the machine. PyTorch's generators accept no larger
-# seeds.
+# The upper limits of options. More threads would hang the machine. PyTorch's generators accept no larger seeds.
 MAX_WORKERS, MAX_BATCH_SIZE, MAX_COUNT, MAX_SEED = 1024, 2**16, 10**9, 2**63 - 1
 MAX_MAGNITUDE = 10**6  # The limit for sides and coordinates in pixels, and for means and standard deviations.
 
@@ -92,22 +91,23 @@ FORMATS = ("jpg", "png", "webp")
 # `gradcam report` can write these formats. All except html export boxes.
 REPORT_FORMATS = ("html", "coco", "yolo", "labelstudio")
 
-# A box is drawn around the largest region of a heatmap, or around every region. A region is where the heatmap reaches a
-# share of its maximum. `scripts/bench --only boxes` measures which share is the best on the sample photographs.
+# A box is drawn around the largest region of a heatmap, or around every region. In a region, the heatmap reaches
+# `BOX_THRESHOLD` times its maximum. `scripts/bench --only boxes` measures the best threshold on the sample photographs.
 BOX_METHODS = ("largest", "components")
 BOX_THRESHOLD = 0.3
-# The options of `gradcam.overlay` that the command line, panels and run.json have as well.
+# These options of `gradcam.overlay` are also options of the command line and of panels, and are stored in run.json.
 LOOK_OPTIONS = ("alpha", "colormap", "base", "blend")
-# The image under a heatmap, and the look that suits it. docs/benchmarks.md has the measurements.
+# How the image under a heatmap is drawn (`base`), and the default options for each base. docs/benchmarks.md has the
+# measurements.
 BASES: dict[str, dict[str, Any]] = {
     "gray": {"alpha": 0.8, "colormap": "inferno", "blend": "grow"},
     "color": {"alpha": 0.5, "colormap": "turbo", "blend": "fade"},
 }
 # How the opacity depends on the value of the heatmap.
 BLENDS = {
-    "grow": "up to the maximum",
-    "fade": "up to half the maximum",
-    "uniform": "the same everywhere",
+    "grow": "the opacity rises up to the maximum",
+    "fade": "the opacity rises up to half the maximum",
+    "uniform": "the opacity is the same everywhere",
 }
 
 # The devices on which `gradcam batch` can decode, resize, draw and encode images. "device" is experimental, so "auto"
@@ -237,12 +237,12 @@ def _list_quotas(root: Path) -> Iterator[float]:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # Linux has two versions of control groups, and a machine may use both versions. In `proc/self/cgroup`, a line
-        # of version 2 names no controllers.
+        # Linux has two versions of control groups, and a machine may use both. In `proc/self/cgroup`, lines of version
+        # 1 name controllers, and lines of version 2 do not.
         files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"] if controllers else ["cpu.max"]
         mount_points = (mounts / controllers, mounts / ("cpu" if controllers else "unified"))
-        # The quotas of parent groups apply as well. In a container, the path may exist only on the host. The mount
-        # point then holds the quota.
+        # The quotas of parent groups apply as well. In a container, the path of the group may exist only on the host.
+        # The quota is then in the files at the mount point.
         group_path = PurePosixPath(path.lstrip("/"))
         names = [] if ".." in group_path.parts else [group_path, *group_path.parents]
         for folder in (mount / name for mount in mount_points for name in dict.fromkeys([*names, PurePosixPath()])):

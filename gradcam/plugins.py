@@ -45,7 +45,8 @@ def is_custom(name: object) -> bool:
 
 
 _loaded_names = set[str]()  # The names of all custom objects that were loaded.
-_remedies = list[str]()  # One remedy per active `refuse_new_code`; errors end with the last remedy.
+# The remedies of all active `refuse_new_code` contexts. Error messages end with the last remedy.
+_remedies = list[str]()
 
 
 def has_loaded_custom_code() -> bool:
@@ -67,7 +68,7 @@ def refuse_new_code(remedy: str) -> Iterator[None]:
 
 
 def register_code(name: str) -> None:
-    """Register a name whose code is about to run. Raise `ModelError` if `refuse_new_code` forbids it."""
+    """Register a custom object whose code is about to run. Raise `ModelError` if `refuse_new_code` forbids the code."""
     if _remedies and name not in _loaded_names:
         raise ModelError(f"{shorten(name)} can run code on this machine, so it is refused. {_remedies[-1]}")
     _loaded_names.add(name)
@@ -121,7 +122,7 @@ def fingerprint(user_object: Any) -> dict[str, str] | None:
     definition = target if inspect.isroutine(target) or inspect.isclass(target) else type(target)
     try:
         file = inspect.getfile(definition)
-    except (TypeError, OSError):  # The object is written in C, or typed at a prompt.
+    except (TypeError, OSError):  # The object has no source file: it is written in C, or was typed at a prompt.
         return None
     if definition.__module__.partition(".")[0] == "gradcam" or not os.path.isfile(file):
         return None
@@ -148,7 +149,7 @@ def import_object(name: str) -> Any:
     return value
 
 
-USER_MODULE_PREFIX = "_gradcam_"  # The names of modules that were imported from users' files have this prefix.
+USER_MODULE_PREFIX = "_gradcam_"  # The prefix of the names of modules that were imported from users' files.
 
 
 def list_files() -> list[str]:
@@ -191,7 +192,7 @@ def _import_module(name: str) -> ModuleType:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-                raise  # The module exists, but imports a missing module.
+                raise  # The user's module exists, but imports a module that does not exist.
             searched = f"sys.path{' and the current folder' if os.getcwd() in sys.path else ''}"
             text = f"There is no module {shorten(name)}: Python searched {searched}. For a file, pass FILE.py:FUNCTION."
             raise ModelError(text) from error
@@ -207,8 +208,8 @@ def _import_file(path: Path) -> ModuleType:
     module = sys.modules[name] = ModuleType(name)  # Dataclasses look up their module in sys.modules.
     module.__file__ = str(path)
     with _importable_folder(str(path)), _translate_errors(f"{path} cannot be imported:"):
-        # Do not use Python's cache of compiled files. If a file is saved twice in one second with the same length,
-        # the cache would return the first version.
+        # Do not use Python's cache of compiled files. If a file is saved twice in one second with the same length, the
+        # cache would return the older version.
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(module))
     return module
 
@@ -237,7 +238,7 @@ def _translate_errors(subject: str) -> Iterator[None]:
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__module__.startswith("gradcam."):
-            raise  # A signal caused this exception, so the command must end.
+            raise  # A signal handler raised this exception, so the command must end.
         reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
         raise ModelError(f"{subject} {reason} ({_locate_error(error)})") from error
 

@@ -1,4 +1,4 @@
-"""List renamed public names in one table. Aliases, record keys and the migration page are made from this table.
+"""List renamed public names in one table, from which aliases, record keys and the migration page are generated.
 
 Until the version in `REMOVED_IN`, an old name works like the new name, and issues a `FutureWarning`. Records have both
 the old and the new keys.
@@ -42,7 +42,7 @@ def _rename(kind: Kind, owner: str, **names: str) -> list[Rename]:
 
 
 def _rename_in_code(kind: Kind, owners: str, **names: str) -> list[Rename]:
-    """Return the same renames for each of several modules, functions or classes: `owners`, separated by spaces."""
+    """Return the same renames for each of the modules, functions or classes in `owners`, separated by spaces."""
     return [row for owner in owners.split() for row in _rename(kind, f"gradcam.{owner}", **names)]
 
 
@@ -105,7 +105,8 @@ RENAMES: tuple[Rename, ...] = (
 def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
     """Return a `__getattr__` for a module that finds the module's old names.
 
-    If the module exports its names lazily, `get` is its present `__getattr__`, which finds all other names.
+    If the module exports its names lazily, it already has a `__getattr__`. Pass this function as `get`, to find all
+    other names.
     """
     names = {row.old: row for row in RENAMES if row.kind == "name" and row.owner == module}
 

@@ -28,8 +28,8 @@ from gradcam.options import Progress
 from gradcam.targets.base import ScoreExtractor, bind_target
 from gradcam.targets.classes import ClassTarget, compute_scores
 
-# This budget limits the number of classes that share a backward pass. The budget counts only the gradients at the
-# images. The gradients inside a network need up to twenty times as much memory.
+# The memory for the gradients at the images in one backward pass, which limits the number of classes per pass. The
+# gradients inside a network need up to twenty times as much memory.
 GRADIENT_BUDGET_BYTES = 2**23
 INPUT_FAILURES = ADVICE_IN_MODEL | {
     "the derivative for": (
@@ -91,7 +91,7 @@ class Attribution:
         return f"{type(self).__name__}({shape}, {gap}{self.values.device})"
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
-        """Write the attribution as NumPy arrays: all of it to ``.npz``, or the values (C,H,W) of one score to ``.npy``.
+        """Write the whole attribution to an ``.npz`` file, or the values (C,H,W) of one score to an ``.npy`` file.
 
         An ``.npz`` file has `values`, `classes`, `scores`, `gaps`, `method` and `layer`. If an attribute is None, it is
         left out.
@@ -99,7 +99,7 @@ class Attribution:
         Parameters
         ----------
         path : str or path
-            The file, ending in ``.npz`` or ``.npy``. Its folder has to exist.
+            The file, ending in ``.npz`` or ``.npy``. The folder of the file must exist.
         i : int, default None
             The image to save; None for all.
         k : int, default None
@@ -122,22 +122,22 @@ class Attribution:
 
 @dataclass(frozen=True)
 class AttributionPass:
-    """A forward pass recorded by autograd, from the leaf (N,C,...) to the scores (N,K)."""
+    """A forward pass that autograd recorded, from the leaf (the images, (N,C,...)) to the scores (N,K)."""
 
     leaf: Tensor
     model_input: Tensor  # The copy of the leaf that the model received.
     output: Any
     scores: Tensor
     classes: Tensor | None
-    target: Any  # A target that explains the same classes or objects in another output.
+    target: Any  # A target that selects the same classes or objects in the output of another pass.
 
 
 @dataclass(frozen=True)
 class DifferentiableModel:
-    """A model whose state is preserved, the images (N,C,...) to differentiate at, and the target to explain.
+    """A model whose state is preserved, with the images (N,C,...) and the target of an attribution.
 
-    `own_output` extracts the output of the user's model from the output of `model`. It is None if both outputs are
-    equal.
+    `own_output` extracts the output of the user's model from the output of `model`. If both outputs are the same,
+    `own_output` is None.
     """
 
     model: nn.Module
@@ -196,7 +196,7 @@ class DifferentiableModel:
         total: Tensor | None = None
         finished, points = 0, iter(points)
         while group := list(itertools.islice(points, chunk)):
-            # If a variable held the pass, its autograd graph would stay in memory during the next pass.
+            # Do not store the pass in a variable, because its autograd graph would stay in memory during the next pass.
             gradients = self.gradients(self.run(torch.cat([images for _, images in group]), target))
             gradients = gradients.unflatten(0, (len(group), self.batch.images))
             for (weight, _), gradient in zip(group, gradients):
@@ -209,7 +209,7 @@ class DifferentiableModel:
         return total
 
     def attribution(self, run: AttributionPass, values: Tensor, method: str, gaps: Tensor | None = None) -> Attribution:
-        """Return an `Attribution` of these values, with the scores and output of a pass of the caller's images (`run`).
+        """Return an `Attribution` of these values, with the scores and output of the pass `run` of the caller's images.
 
         Raise `ModelError` if a score or a value is NaN or infinite.
         """

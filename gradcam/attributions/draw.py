@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# The percentile was chosen by eye on photographs. At the 97th percentile, fur and feathers are overexposed. At the
-# 99.5th, everything except the eyes of an animal fades to grey.
+# The percentile of the absolute values that is drawn as white or black, chosen by eye on photographs. At the 97th
+# percentile, fur and feathers are overexposed. At the 99.5th, all parts of an animal except its eyes fade to grey.
 PERCENTILE = 99
 GREY = 128
 
@@ -77,5 +77,5 @@ def _to_array(values: Any) -> NDArray[np.float64]:
         expected = "floats (C,H,W) of one image and one score, such as attribution.values[0, 0]"
         raise ImageError(f"The attribution is {array.dtype} {array.shape}, expected {expected}.")
     if not np.isfinite(array).all():
-        raise ImageError("The attribution is NaN or infinite in places.")
+        raise ImageError("The attribution contains NaN or infinite values.")
     return array.astype(np.float64)

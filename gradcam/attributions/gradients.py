@@ -1,4 +1,4 @@
-"""Gradients at the image: the gradient itself, its mean over noisy copies, and its mean on a path from a baseline."""
+"""Compute gradients at the image: the gradient, its mean over noisy copies, and its mean on a path from a baseline."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def integrated_gradients(
             start_scores = subject.run(start, fixed_target).scores
         origin = at_least_float32(start)
         difference = at_least_float32(subject.images) - origin
-        # The weights are halved, because they belong to the interval from -1 to 1, and the path has length 1.
+        # Halve the weights of the quadrature: its interval from -1 to 1 has length 2, but the path has length 1.
         nodes = zip(*(values.tolist() for values in np.polynomial.legendre.leggauss(steps)))
         points = ((weight / 2, (origin + (1 + node) / 2 * difference).to(start.dtype)) for node, weight in nodes)
         mean = subject.sum_gradients(points, fixed_target, count=steps, chunk=chunk, progress=progress)
@@ -105,7 +105,7 @@ def _to_baseline(baseline: Any, images: Tensor) -> Tensor:
         problem = f"{tuple(baseline.shape)}, which does not broadcast to the images, {tuple(images.shape)}"
         raise ImageError(f"The baseline is {problem}: expected {expected}.") from None
     if not expanded.isfinite().all():
-        raise ImageError("The baseline is NaN or infinite in places.")
+        raise ImageError("The baseline contains NaN or infinite values.")
     return expanded.clone(memory_format=torch.preserve_format)
 
 

@@ -29,7 +29,7 @@ GuidedOutput = tuple[Node, "Node | None"]
 def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
     """Set negative gradients at the output of each ReLU module to zero, and yield a list of the hooked outputs.
 
-    If the output is changed in place later, the gradient hook still acts on the gradient of the original value.
+    If an output is changed in place later, the hook still changes the gradient of the original value.
     """
     outputs: list[GuidedOutput] = []
     hooks = Hooks()
@@ -55,8 +55,8 @@ def require_all_relus_hooked(scores: Tensor, model_input: Tensor, outputs: Seque
     """Raise `ModelError` if a ReLU between the model's input and the scores was not hooked, or if there is no ReLU."""
     users = _nodes_between(scores, model_input)
     hooked = {node for node, _ in outputs} & users.keys()
-    # The base tensor's node counts as hooked only if its gradient comes entirely through hooked views. A gradient that
-    # reaches the base on another path bypasses the hook of the view.
+    # If an output is a view, its hook changes only the gradient through this view. The node of the base tensor
+    # therefore counts as hooked only if its entire gradient comes through hooked views.
     hooked |= {base_node for _, base_node in outputs if base_node in users and users[base_node] <= hooked}
     unhooked = sum(pytorch.is_relu(node) for node in users.keys() - hooked)
     opaque = sum(map(pytorch.is_opaque, users))
@@ -80,7 +80,7 @@ def require_all_relus_hooked(scores: Tensor, model_input: Tensor, outputs: Seque
 
 
 def _nodes_between(scores: Tensor, model_input: Tensor) -> dict[Node, set[Node]]:
-    """Return the autograd nodes on all paths from the model's input to the scores, mapped to their direct users."""
+    """Return all autograd nodes between the model's input and the scores, each with the nodes that use its output."""
     if model_input.grad_fn is None:
         return {}
     users: dict[Node | None, set[Node]] = defaultdict(set)
@@ -98,9 +98,9 @@ def _nodes_between(scores: Tensor, model_input: Tensor) -> dict[Node, set[Node]]
 def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None) -> Attribution:
     """Compute the gradient at the image, with only positive gradients passed back at every ReLU.
 
-    The result shows fine detail, but hardly depends on the class. It may be zero everywhere. Hooks cover `nn.ReLU`,
-    `nn.ReLU6`, their subclasses, and `nn.Hardtanh` with minimum 0. These modules may work in place, and may run several
-    times. Other nonlinearities keep their gradient.
+    The result shows fine detail, but hardly depends on the class. The result may be zero everywhere. Hooks cover
+    `nn.ReLU`, `nn.ReLU6`, their subclasses, and `nn.Hardtanh` with minimum 0. These modules may work in place, and may
+    run several times. Other nonlinearities keep their gradient.
 
     Parameters
     ----------

@@ -37,11 +37,11 @@ from gradcam.hooks.preserve import plain_attention, preserve_state
 from gradcam.layers.find import unwrap
 from gradcam.targets.classes import ClassTarget
 
-# The largest number of directions. Each direction costs about as much as one image's pass through the layers after the
+# The largest number of directions. A direction costs about as much as a pass of one image through the layers after the
 # target layer.
 MAX_DIRECTIONS = 200
-# The largest accepted difference from the map of a backward pass, as a share of this map's maximum: half a step of the
-# 8-bit values on an HTML page. Both ways to compute a map round differently. If rounding moves an activation across the
+# The maps may differ from the maps of backward passes by this share of the maximum. The share is half a step of the
+# 8-bit values on an HTML page. The two computations round differently: if rounding moves an activation across the
 # corner of a ReLU6, the maps differ by 1e-3.
 MAX_MAP_DIFFERENCE = 1 / 254
 
@@ -65,9 +65,9 @@ class ClassMaps:
 
 @contextmanager
 def record_layer_outputs(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor | None]]]:
-    """Record the layers' outputs inside the context: for each name, a list with one entry per run of the layer.
+    """Record the outputs of layers while the context is open, and yield them as lists by layer name.
 
-    An entry is the output tensor, or None if the output is not a tensor.
+    A list has one entry for each call of the layer: the output tensor, or None if the output is not a tensor.
     """
     outputs: dict[str, list[Tensor | None]] = {name: [] for name in layers}
 
@@ -95,9 +95,9 @@ def explain_all_classes(
     """Return the signed maps of all classes for one image; None if they cannot be computed from directions.
 
     Only Grad-CAM and HiResCAM without options are supported. `activations` is the layer's output (1,C,h,w) for the
-    image. The result is None if the layer needs too many directions, or if the model cannot be differentiated twice. To
-    test the result, `known` holds the maps (k,h,w) of `classes` (k,) from backward passes. The result is also None if a
-    map differs from `known`. `report` is called after each direction.
+    image. `known` holds the maps (k,h,w) of `classes` (k,) from backward passes, to test the result. The result is None
+    if the layer needs too many directions, if the model cannot be differentiated twice, or if a map differs from
+    `known`. `report` is called after each direction.
     """
     if count_directions(activations, method.name) is None or method.options or method.join is not None:
         return None
@@ -135,7 +135,7 @@ def _differentiate(
             # Clone, because later layers may change the tensor in place.
             hooks.after_forward(layer, lambda *_: start.clone())
             logits = ClassTarget().find_logits(model(images.clone()), 1)[0]
-        logit_weights = torch.zeros_like(logits, requires_grad=True)  # The gradient is linear in these weights.
+        logit_weights = torch.zeros_like(logits, requires_grad=True)  # The gradient below is linear in `logit_weights`.
         (gradient,) = torch.autograd.grad((logits * logit_weights).sum(), start, create_graph=True)
         columns: list[Tensor] = []
         for i in range(count_directions(activations, method) or 0):

@@ -31,11 +31,12 @@ BLIND = (
     "The gradient is exactly zero at every layer that has a grid, so no layer can change the score. Possible causes: a "
     "head with zero weights, or a probability of exactly 0 or 1. Choose another score or class."
 )
-MAX_CANDIDATES = 24  # The maximum number of layers to try until a layer's cells respond where the image changes.
+# The maximum number of layers to try. The search ends when a layer's cells respond where the image changes.
+MAX_CANDIDATES = 24
 
 
 class RouteChangedError(Exception):
-    """The data flow from the layer to the score has changed since the layer was chosen."""
+    """The data flow from the layer to the score has changed since an earlier pass."""
 
 
 @dataclass
@@ -45,8 +46,8 @@ class DefaultLayer:
     `note` is a warning for the user. `route` is the data flow from the layer to the score, as in `ScoreGraph.route`.
     `is_bypassed` is True if a path from the images to the score leads around the layer. `route` and `is_bypassed` are
     None until a pass has recorded the graph. `is_joined` is True if an operation after the layer may have an unrecorded
-    input. Later passes then record a graph that starts at the images. `is_recorded` is True if such a graph can be
-    recorded. `is_misplaced` is True if no layer's cells respond where the image changes. Every explanation then warns.
+    input. Later passes then record a graph that starts at the images, if `is_recorded` is True. `is_misplaced` is True
+    if no layer's cells respond where the image changes. Every explanation then warns.
     """
 
     layer: str
@@ -60,7 +61,8 @@ class DefaultLayer:
     def check_route(self, recorded: RecordedPass) -> None:
         """Store the data flow of a pass; raise `RouteChangedError` if an earlier pass had a different data flow."""
         tail = recorded.tail
-        starts_at_images = recorded.image_edge is not None  # If False, `tail.is_bypassed` is always False.
+        # If the graph starts at the layers, `tail.is_bypassed` is always False.
+        starts_at_images = recorded.image_edge is not None
         if starts_at_images and self.is_bypassed not in (None, tail.is_bypassed):
             raise RouteChangedError
         if self.route is not None and (self.route, self.is_joined) != (tail.route, tail.is_joined):
@@ -94,7 +96,7 @@ def _to_key(value: Any) -> Hashable:
 
 
 def list_next_candidates(names: list[str], layer: str) -> list[str]:
-    """Return the layers to try after `layer`: first the other runs of the same module, then all others."""
+    """Return the layers to try after `layer`: first the other calls of the same module, then all other layers."""
     module = layer.rpartition("#")[0]
     runs = [name for name in names if module and name.rpartition("#")[0] == module]
     return list(dict.fromkeys(name for name in (*runs, *names) if name != layer))
@@ -143,10 +145,10 @@ class DefaultLayerSearch:
                 self.facts.set(key, None)
         try:
             default, result = self._search(try_layer)
-        except RouteChangedError:  # The search used one image, but the entire batch has another data flow.
+        except RouteChangedError:  # The search ran a single image, and the data flow of the entire batch differs.
             default, result = self._search(try_layer, whole_batch=True)
         except BlindLayerError:
-            with contextlib.suppress(BlindLayerError):  # Any other error is more specific, and is raised.
+            with contextlib.suppress(BlindLayerError):  # Errors of other types are more specific, so they are raised.
                 explain_at(_copy(self.bound), [self._list_layers(whole_batch=False)[0].layer])
             raise LayerError(BLIND) from None
         if key is not None and default.is_recorded:
@@ -173,7 +175,7 @@ class DefaultLayerSearch:
     def _search(
         self, try_layer: Callable[[DefaultLayer], Result], *, whole_batch: bool = False
     ) -> tuple[DefaultLayer, Result]:
-        """Return a layer that has a gradient and whose cells respond where the image changes, and the result there.
+        """Find a layer with a gradient whose cells respond where the image changes; return the layer and the result.
 
         The candidates are tried in order of preference. If no candidate's cells respond where the image changes, use
         the first measured candidate, and warn. Raises `BlindLayerError` if no layer has a gradient.
@@ -189,8 +191,9 @@ class DefaultLayerSearch:
                 names = list_next_candidates(names, default.layer)
                 autocast = caller_autocast(batch.device.type)
                 layer = find_placed_layer(self.bound.model, batch, names[:MAX_CANDIDATES], self.facts, autocast)
-            except BlindLayerError:  # For example, the head reads only the class token of the last block.
-                # The attempt has measured the order of the tokens, so search again with this order.
+            # The gradient is zero, for example if the head reads only the class token of the last block.
+            except BlindLayerError:
+                # If `try_layer` has measured the order of the tokens, search again with this order.
                 if self.facts.get(ORDER_MEASURED) and not was_ordered:
                     return self._search(try_layer, whole_batch=whole_batch)
                 names = list_next_candidates(names, default.layer)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class RecordedPass:
     """The result of one forward pass, from which maps are computed.
 
-    `activations` are the recorded tensors by name, and `outlets` tells from which layer and key each tensor comes.
+    `activations` are the recorded tensors by name, and `outlets` has the layer and the key of each tensor.
     `names_by_layer` lists, for each layer, the names of the recorded tensors in the layer's output. `scored` has the
     scores to differentiate. `modules` are all modules of the model. `autocast` is the caller's autocast dtype, or None.
     `frame` describes how the model resized and padded the images, or is None. If there is a frame, `batch.size` is the
@@ -71,7 +71,8 @@ class RecordedPass:
         """Return whether gradients of the activations may be computed in float16."""
         if torch.float16 in (self.autocast, *self._dtypes):
             return True
-        # The activations and the output are not float16. So float16 parameters can only be in use if the graph casts.
+        # The activations and the output are not float16. If float16 parameters are in use, the graph therefore contains
+        # a cast.
         return _has_float16_weights(self.modules) and pytorch.may_cast(self.tail.nodes)
 
     @property

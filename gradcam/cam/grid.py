@@ -124,7 +124,7 @@ def find_output_layout(
 
         return probe_layout(reshape, layer, activations.detach(), batch.images, len(batch.size))
     shape = tuple(activations.shape)
-    if len(shape) == 3 or batch.kwargs or len(batch.args) > 1:  # Tokens may be of the image, a text, or both.
+    if len(shape) == 3 or batch.kwargs or len(batch.args) > 1:  # The tokens may represent the image, a text, or both.
         from gradcam.layers.axes import AxisResolver
         from gradcam.layers.token_layout import find_patches
 
@@ -155,7 +155,7 @@ def list_unverified(
     includes_certain = includes_certain or recorded.facts.model in corrected_models
     unverified = []
     for layer, names in recorded.names_by_layer.items():
-        # If a layer has several tensors, tensors without a grid are skipped.
+        # If a layer has several tensors, list the tensors that have a grid, but only if `includes_certain` is True.
         for name in names if len(names) == 1 or includes_certain else ():
             activations = recorded.activations[name]
             try:
@@ -218,7 +218,7 @@ def choose_activations(
     sites_by_layer = {layer: _choose_tensors(layer, recorded, reshape) for layer in recorded.names_by_layer}
     if join is None or not sites_by_layer:
         return sites_by_layer
-    # A tensor that two layers share counts once.
+    # If two layers return the same tensor, its map must be added only once.
     sites = {site.layer: site for site in itertools.chain.from_iterable(sites_by_layer.values())}
     return {" + ".join(sites_by_layer): list(sites.values())}
 
@@ -239,7 +239,7 @@ def _choose_tensors(layer: str, recorded: RecordedPass, reshape: ReshapeSpec) ->
         with contextlib.suppress(LayerError):
             sites.append(find_activations(name, recorded, reshape))
     if not sites:
-        return [find_activations(names[0], recorded, reshape)]  # This call raises the error about the grid.
+        return [find_activations(names[0], recorded, reshape)]  # Raises the error that explains why there is no grid.
     is_pyramid = len({site.grid.shape[2:] for site in sites}) == len(sites)
     return sites if is_pyramid else sites[:1]
 

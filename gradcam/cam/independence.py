@@ -17,9 +17,9 @@ from gradcam.hooks.containers import Batch
 from gradcam.layers.axes import take_image
 from gradcam.layers.find import LayerRef
 
-ROUNDING = 256  # Gradients at another image count as zero up to this many units in the last place.
-# An error counts as rounding up to a tolerance times a sum. The sum is the image's largest gradient, plus the batch's
-# largest gradient divided by this factor.
+ROUNDING = 256  # A gradient at another image counts as zero if it is at most this many units in the last place.
+# Rounding may explain a difference up to `tolerance` times a sum. The sum is the image's largest gradient, plus the
+# batch's largest gradient divided by this factor.
 OWN_GRADIENT_FACTOR = 64
 
 
@@ -27,7 +27,7 @@ def warn_of_mixed_images(recorded: RecordedPass) -> None:
     """Warn if a layer's output for one image depends on the other images of the batch.
 
     The gradient at the layer does not show a dependence before the layer. So each image also runs alone, and the
-    outputs are compared. The result is cached for these layers, until a larger batch follows.
+    outputs are compared. If the outputs agree, the test is skipped for later batches that are not larger.
     """
     batch = recorded.batch
     if not recorded.outlets or recorded.frame is not None or recorded.images_changed:
@@ -53,7 +53,7 @@ def _are_mixed(recorded: RecordedPass) -> bool:
                 continue
             row, row_alone = together.select(axis, image), activations.select(axis, 0)
             if row.shape != row_alone.shape:
-                continue  # This axis is not the batch axis.
+                continue  # The axis has the right length, but is not the batch axis.
             difference = (row - row_alone).abs().amax()
             if difference > tolerance * activations.abs().amax():
                 return not _is_random(recorded, take_image(batch, image), outlets, alone)
@@ -78,8 +78,8 @@ def check_independence(
 
     The scores are differentiated twice. The second time, each image's score is first multiplied by a random weight. If
     images are independent, each image's gradient is then multiplied by the image's weight. If there are several
-    classes, a random weighted sum of their scores is used. If `scores` are (N,1), `gradients` may hold the known
-    gradients (1,N,...) at the sites.
+    classes, a random weighted sum of their scores is used. If `scores` are (N,1), `gradients` may hold the gradients
+    (1,N,...) at the layers, if they are known.
     """
     inputs = [site.recorded for site in sites]
     if gradients is None or scores.shape[1] > 1:
@@ -104,8 +104,8 @@ def check_independence(
 def confirm_dependence(recorded: RecordedPass) -> bool:
     """Return whether an image's scores have a gradient at another image's activations, beyond rounding; warn if so.
 
-    This test takes one backward pass per image, and follows if `check_independence` failed. `check_independence` also
-    fails without a dependence: if terms cancel, or if a part of the model has lower precision.
+    Call this function after `check_independence` has failed. It takes one backward pass per image. `check_independence`
+    may fail although images are independent: if terms cancel, or if a part of the model has lower precision.
     """
     layouts = recorded.layouts
     inputs = [recorded.activations[name] for name in layouts]
@@ -130,7 +130,7 @@ def _require_independence(is_dependent: list[float]) -> None:
 
 
 def _sample_weights(count: int, like: Tensor) -> Tensor:
-    """Return random weights from 0.5 to 1.5. Random signs would often be equal, which would hide a dependence."""
+    """Return random weights from 0.5 to 1.5. Random signs would often be equal, and equal weights hide a dependence."""
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.rand(count, generator=generator, dtype=torch.float32, device="cpu").to(like) + 0.5
 
@@ -138,7 +138,7 @@ def _sample_weights(count: int, like: Tensor) -> Tensor:
 def compute_separate_gradients(
     recorded: RecordedPass, sites: Sequence[GridActivations], scores: Tensor
 ) -> Iterator[list[tuple[Tensor, RowRanges]]]:
-    """Yield one list: for each site, the gradients (N,K,C,...) of each image's own scores, and each image's range."""
+    """Yield a single list: for each layer, the gradients (N,K,C,...) of each image's own scores, and their ranges."""
     inputs = [site.recorded for site in sites]
     rows: list[list[Tensor]] = [[] for _ in sites]
     for image in range(len(scores)):

@@ -109,7 +109,7 @@ def _compute_maps(
             from gradcam.cam.other_maps import compute_finer_scores
 
             scores[method.score] = compute_finer_scores(method.name, recorded.scored)
-    # If a level of a pyramid is also requested by its own name, compute the level only once.
+    # If a level of a feature pyramid is also requested as a layer, compute its maps only once.
     by_name = {site.layer: site for level in sites_by_layer.values() for site in level}
     sites, method_maps = list(by_name.values()), list[MethodMaps]()
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
@@ -154,12 +154,13 @@ def _compute_maps(
 def _finish_maps(
     method_maps: Sequence[MethodMaps], scores: Tensor, checks: DeferredChecks
 ) -> dict[Key, tuple[Tensor, Tensor | None]]:
-    """Run the pending checks, and return the maps by site and method, each with its rounding mask."""
+    """Run the pending checks, and return each map with its rounding mask, by layer and method."""
     original = _list_pieces(method_maps)
     maps = {key: _join([piece.maps for piece in pieces]) for key, pieces in original.items()}
     _require_ranges(maps, scores, checks)
     current = _list_pieces(method_maps)
-    # The checks have run now. If a map has a single piece, a check may have replaced this piece by a denoised piece.
+    # The checks have run now. If all classes of a map are in one piece, a check may have replaced the piece by a
+    # denoised piece.
     changed = {key: pieces for key, pieces in current.items() if pieces[0] is not original[key][0]}
     if changed:
         replaced = {key: _join([piece.maps for piece in pieces]) for key, pieces in changed.items()}
@@ -169,7 +170,7 @@ def _finish_maps(
 
 
 def _list_pieces(method_maps: Sequence[MethodMaps]) -> dict[Key, list[DenoisedMaps]]:
-    """Return the current pieces of each map, by site and method. A check may later replace a piece."""
+    """Return the pieces (a few classes each) of each map, by layer and method. A check may later replace a piece."""
     pieces: dict[Key, list[DenoisedMaps]] = {}
     for part in method_maps:
         pieces.setdefault((part.site, part.method), []).extend(part.pieces)
@@ -192,7 +193,7 @@ def _require_ranges(maps: Mapping[Key, Tensor], scores: Tensor, checks: Deferred
 
 
 def _join_rounding(pieces: Sequence[DenoisedMaps]) -> Tensor | None:
-    """Join the rounding masks of all pieces to one mask (N,K,2); None if no rounding errors were removed."""
+    """Join the rounding masks of all pieces into one mask (N,K,2); None if no rounding errors were removed."""
     if all(piece.rounding_mask is None for piece in pieces):
         return None
     rounding_mask = torch.cat([mark_rounding(piece) for piece in pieces], 1)
@@ -212,7 +213,8 @@ def _check_blindness(
 ) -> None:
     """Raise `BlindLayerError` if no layer has a gradient; warn of images and layers without a gradient.
 
-    One level or class with a gradient is enough for a layer. Images without detections have no score and are ignored.
+    A layer counts as having a gradient if one of its levels or classes has a gradient. Images without detections have
+    no score and are ignored.
     """
     instances = recorded.scored.instances
     has_score = [True] * len(recorded.scored.values) if instances is None else list(map(bool, instances))
@@ -275,7 +277,7 @@ def _apply_gradient_methods(
 def _compute_gradients(
     recorded: RecordedPass, sites: Sequence[GridActivations], scores: Tensor, *, scaled: bool, check_mixing: bool
 ) -> Iterator[list[tuple[Tensor, RowRanges]]]:
-    """Yield, for a few classes at a time, the gradients (N,k,C,...) at each site, and their range in each image.
+    """Yield, for a few classes at a time, the gradients (N,k,C,...) at each layer, and their range in each image.
 
     `scaled` is as in `jacobian`. With `check_mixing`, check that images do not depend on one another.
     """

@@ -43,23 +43,28 @@ TEST_POINTS = (
     (0.33, 0.14, 0.21), (0.71, 0.23, 0.67), (0.12, 0.42, 0.38), (0.88, 0.55, 0.88), (0.47, 0.79, 0.13),
     (0.60, 0.86, 0.59),
 )  # fmt: skip
-MIN_RESPONSES = 4  # At this many of the six test points, at least, the cell has to respond.
+MIN_RESPONSES = 4  # A layout is accepted if the right cell responds at this many of the six test points, or more.
 MIN_TOKENS, MIN_CELLS = 6, 9  # Minimum grid of tokens, and of a map. In smaller grids, cells respond by chance.
-MAX_RESPONDING = 0.15  # This share of the cells, the most responsive ones, has to include the changed cell.
+MAX_RESPONDING = 0.15  # A cell responds if its change is among the largest changes, which are this share of all cells.
 CELL_OFFSET, PATCH_SIDE = 3 / 8, 3 / 4  # Centre and side of a changed patch, as shares of a cell's side.
-CHANGED_SHARE = 0.4  # The share of the cells that is changed.
+CHANGED_SHARE = 0.4  # The share of the cells that are changed in one pass.
 MIN_CORRELATION = 0.55  # The minimum correlation of the responses with the changed cells.
-MIN_DEVIATIONS = 2.5  # The same minimum, in standard deviations of a random correlation. The larger one applies.
-LIKELY_CORRELATION, LIKELY_DEVIATIONS = 0.35, 1.5  # Above these two, MIN_RESPONSES - 1 is enough.
-MIN_MARGIN = 0.1  # Another layout has to exceed the assumed layout's correlation by this margin.
+# The minimum correlation, in standard deviations of a random correlation. If MIN_CORRELATION is larger, it applies
+# instead.
+MIN_DEVIATIONS = 2.5
+# If the correlation exceeds both limits, MIN_RESPONSES - 1 responses are enough.
+LIKELY_CORRELATION, LIKELY_DEVIATIONS = 0.35, 1.5
+MIN_MARGIN = 0.1  # To replace the assumed layout, another layout must have a correlation that is larger by this margin.
 # Each quadrant has a half (0 or 1) on each of the last two axes. The first two quadrants are tested first, because
 # mirroring and transposing both move these quadrants.
 QUADRANTS = ((0, 1), (1, 0), (0, 0), (1, 1))
 QUADRANT_START, QUADRANT_SIDE = (0.08, 0.52), 0.4  # Shares of the image's sides.
-MIN_OFFSET = 0.02  # The minimum offset of the responses' centre from the grid's centre, as a share of the side.
-MIN_MOVEMENT = 0.1  # If the responses' centre moves more than this, it has to move towards the changed quadrant.
-MIN_ALIGNMENT = 0.3  # The minimum sum of signed offsets, as a share of the sum of the magnitudes.
-MAX_SEARCHED_CELLS = 400  # In larger grids, only the usual positions of extra tokens are tried.
+# The minimum distance between the centre of the responses and the grid's centre, as a share of the side.
+MIN_OFFSET = 0.02
+# If the centre of the responses moves by more than this share of the side, its direction must be right.
+MIN_MOVEMENT = 0.1
+MIN_ALIGNMENT = 0.3  # The minimum of the sum of signed offsets, as a share of the sum of their magnitudes.
+MAX_SEARCHED_CELLS = 400  # In grids with more cells, only the usual positions of extra tokens are tried.
 MAX_COMPARED_IMAGES = 8
 
 
@@ -149,7 +154,7 @@ class Probe:
         return assumed
 
     def _measure_orientation(self) -> AnyLayout:
-        """Measure the layout of a convolution's map, which can only be mirrored or transposed."""
+        """Measure the layout of a convolution's map. Its rows and columns may be swapped or mirrored."""
         assumed, images = self.placed.layout, self.batch.images
         offsets, transposed = [], []
         for shift in range(len(QUADRANTS)):
@@ -171,7 +176,7 @@ class Probe:
         raise MisplacedError("when one side of the image was changed, the layer did not respond on this side")
 
     def _respond(self, mask: Tensor) -> Tensor | None:
-        """Return the change of the output if noise replaces the images where `mask` (N,1,...) is set; None if unknown.
+        """Put noise into the images where `mask` (N,1,...) is set; return the change of the output, or None if unknown.
 
         Raises `MisplacedError` if the output does not depend on the images.
         """
@@ -336,7 +341,7 @@ def _cut_quadrants(quadrants: Sequence[Sequence[int]], size: Sequence[int]) -> T
 
 
 def _correlate(changes: Tensor, codes: Tensor) -> float:
-    """Rank the cells by their response (N,C,*grid); return the ranks' mean correlation with the changed cells."""
+    """Rank cells by the `changes` (N,C,*grid) of their output; return the ranks' mean correlation with `codes`."""
     responses = changes[:MAX_COMPARED_IMAGES].float().norm(dim=1).flatten(1).cpu()
     ranks = responses.argsort(1).argsort(1).float()
     codes = codes[:MAX_COMPARED_IMAGES].flatten(1)
@@ -357,7 +362,7 @@ def _hardly_moves(offsets: Sequence[Sequence[float]]) -> bool:
 
 
 def _find_offsets(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> list[float]:
-    """Return how far the centre of the responses (N,*grid) lies towards the changed quadrant, per axis."""
+    """Return, per axis, how far the centre of the responses (N,*grid) is shifted towards the changed quadrant."""
     values = responses.flatten(1, -3).sum(1) if responses.ndim > 3 else responses
     values = values / values.sum((1, 2), keepdim=True).clamp(min=1e-30)
     offsets = []

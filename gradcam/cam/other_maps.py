@@ -41,7 +41,10 @@ LOCAL_FUNCTIONS = ("one_pass:hirescam", "one_pass:elementwise_gradcam", "one_pas
 def differentiate_locally(
     recorded: RecordedPass, sites: Sequence[GridActivations], methods: Sequence[Method]
 ) -> list[list[LocalGradient]] | None:
-    """Return each site's local gradients, if the scores depend on small parts of sites; None if autograd is needed."""
+    """Return each layer's gradients as small windows of nonzero values; None if only autograd can compute them.
+
+    Such windows exist if each score depends on only a few cells of a layer, as the score of a detected box does.
+    """
     methods = [method for method in methods if isinstance(method, (GradientMethod, CurvatureMethod))]
     differentiate = recorded.scored.differentiate
     is_plain = all(isinstance(site.layout, Layout) and site.layout.kind == "channels first" for site in sites)
@@ -156,7 +159,7 @@ def _apply_rerun_method(
     except BlindLayerError as error:
         blind_error = error
         denoised = DenoisedMaps(site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:]))
-    # If an image has nonzero activations, but its map is zero, changes of the activations had no effect.
+    # A zero map shows that changes of the activations did not change the score, unless all activations are zero.
     has_map = denoised.maps.flatten(1).any(1) | mark_rounding(denoised).flatten(1).any(1)
     blind = site.grid.flatten(1).any(1) & ~has_map.to(site.grid.device)
     flags = blind.tolist() if method.is_signed else None
@@ -164,7 +167,10 @@ def _apply_rerun_method(
 
 
 def compute_finer_scores(name: str, scored: TargetScores) -> Tensor:
-    """Return each class's logit minus a share of its rivals' logits; all views of an image have the same rivals."""
+    """Return Finer-CAM's scores: each class's logit minus a share of the mean logit of similar classes.
+
+    All augmented views of an image have the same similar classes.
+    """
     if scored.logits is None or scored.classes is None:
         raise TargetError(f"{name} compares classes, but the target is a function: pass class indices as target=.")
     target, views = scored.target, 1

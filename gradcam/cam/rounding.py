@@ -20,9 +20,9 @@ from torch import Tensor
 from gradcam.cam.deferred_checks import DeferredChecks, RowRanges
 from gradcam.errors import BlindLayerError, warn
 
-NUM_PERTURBATIONS = 2  # In a single perturbation, the changes may cancel by chance.
-# One sign of a map counts as noise up to this share of the change under perturbation. The share is low, because the few
-# values of one sign may be small, but right.
+NUM_PERTURBATIONS = 2  # The number of perturbed computations. In a single one, the changes may cancel by chance.
+# The values of one sign (positive or negative) count as noise if they are at most this share of the change under
+# perturbation. The share is low, because a map may have a few small, but correct values of one sign.
 MAX_MINOR_SIGN_RATIO = 1 / 8
 MAX_DERIVATIVE_BYTES = 2**25  # Larger derivatives are perturbed in chunks of a few classes.
 
@@ -42,10 +42,10 @@ class DenoisedMaps(NamedTuple):
 
 
 class MethodMaps(NamedTuple):
-    """The maps of a method at a site: pieces (N,k,...) for a few classes each.
+    """The maps of a method at a layer (`site`), in pieces (N,k,...) of a few classes each.
 
     `blind` is True for images without a gradient, or holds the gradients' ranges; None if unknown. `error` is raised if
-    no site has a gradient.
+    no layer has a gradient.
     """
 
     site: str
@@ -154,8 +154,8 @@ def warn_of_rounding(maps: Tensor, rounding_mask: Tensor, evidence: str, subject
         heatmaps = "The heatmap" if blank.numel() == 1 else f"{count} of {blank.numel()} heatmaps"
         warn(
             f"{heatmaps} of {subject} contained only rounding errors, and {'is' if count == 1 else 'are'} blank: "
-            "positive and negative contributions cancel. This is common before a normalisation layer. Choose another layer, "
-            "method or score."
+            "positive and negative contributions cancel. Such cancellation is common before a normalisation layer. Choose "
+            "another layer, method or score."
         )
 
 

@@ -30,7 +30,9 @@ from gradcam.targets.classes import is_custom_function, is_function, to_class_ta
 # If a layer has more than this many times the cells of the last layer, the layer is too early: it has computed only a
 # small part of what the score depends on.
 MAX_CELL_RATIO = 4
-MIN_WEIGHTS_AFTER_LAYER = 2  # The minimum for dense outputs. Maps that are closer to the output repeat the output.
+# If the output is dense, at least this many operations with weights must follow the layer. Later maps repeat the
+# output.
+MIN_WEIGHTS_AFTER_LAYER = 2
 BRANCH_NOTE = (
     "The default layer '{}' is on a branch: only part of the image's information reaches the score through this layer. "
     "Name another layer, or fuse the heatmaps of several layers."
@@ -42,7 +44,7 @@ RUN_NOTE = (
 )
 EARLY_NOTE = (
     "Layer '{}' comes before all attention blocks, so this heatmap shows little of what the model computes. No later layer "
-    "has a grid that reaches the score. If a later layer has an ambiguous grid, name that layer, and pass reshape=."
+    "has a grid and affects the score. If a later layer has an ambiguous grid, name that layer, and pass reshape=."
 )
 OUTPUT_NOTE = (
     "Layer '{}' returns the model's output, and no earlier layer has a usable grid. Name an earlier layer, and pass its "
@@ -73,10 +75,10 @@ class Suggestion:
     """Layers to explain, in order of preference.
 
     `layers` are all layers with a grid, the best first. `behind_activation` is the best layer for methods that assume
-    non-negative values. `note` is a warning about the first layer. `bypassed` maps the names of the best layers to
-    True if a path from the images to the score leads around the layer. `is_recorded` is True if later passes can use a
-    graph that starts at the images. `outputs` are the layers that return the dense output itself. These layers come
-    last in `layers`.
+    non-negative values. `note` is a warning about the first layer. `bypassed` maps the names of the best layers to a
+    bool: True if a path from the images to the score leads around the layer. `is_recorded` is True if later passes can
+    use a graph that starts at the images. `outputs` are the layers that return the dense output itself. These layers
+    come last in `layers`.
     """
 
     layers: Sequence[str]
@@ -143,7 +145,8 @@ def suggest(
     is_part = not inner and paths.whole and info[ordered[0]].edge not in paths.whole
     note = RUN_NOTE if is_part and "#" in ordered[0] else BRANCH_NOTE if is_part else None
     note = EARLY_NOTE if is_early and not best else note
-    # Among the last few layers with as many cells as the best layer, prefer one after an activation function.
+    # For methods that assume non-negative values, prefer a layer after an activation function. It must have as many
+    # cells as the best layer, and be among the last few layers with this number.
     best = best or ordered[:1]
     names_of_grid = [name for name in best if info[name].cells == info[best[0]].cells]
     last_edges = list(dict.fromkeys(info[name].edge for name in names_of_grid))[:MAX_LAYERS_TO_SEARCH]
@@ -168,7 +171,7 @@ def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
         if isinstance(target, ScoreExtractor):
             return [target.score(output, images).values]
         scores = target(output) if is_function(target) else to_class_target(target).find_logits(output, images)
-    except Exception:  # `compute_scores` raises this error later.
+    except Exception:  # Ignore the error here: `compute_scores` will raise it.
         logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
         scores = find_floating_tensor(output if logits is None else logits)
     return [tensor for tensor in list_tensors(scores) if tensor.is_floating_point()]
@@ -196,8 +199,8 @@ def to_output_info(tensor: Tensor, layout: Layout | None, size: Sequence[int]) -
 def _is_dense_score(output: Any, info: Mapping[str, OutputInfo], paths: GradientPaths) -> bool:
     """Return whether the score reads positions of the output, as in segmentation.
 
-    This is assumed if two tensors can reach the score without passing an operation with weights. One is an output tensor
-    with positions, and the other is the map of a layer.
+    The function returns True if two tensors reach the score without an operation with weights: an output tensor with
+    positions, and the map of a layer.
     """
 
     def is_read(edge: Edge | None) -> bool:
@@ -302,9 +305,9 @@ class _SuggestionRecorder:
             self._levels[module] = [get_edge(map_tensor) for map_tensor in maps]
 
     def find_pyramid(self, names: Sequence[str]) -> str | None:
-        """Return the last of these layers that returns a feature pyramid, if the same head reads all levels."""
+        """Return the last layer that returns a feature pyramid, if a single head reads all levels; None otherwise."""
         paths = cast("GradientPaths", self.paths)
-        levels = self.by_name(self._levels)  # The keys include no layers that run several times ("name#1").
+        levels = self.by_name(self._levels)  # Layers that run several times ("name#1") are not among the keys.
         for name in names if self.reads_places else ():
             weights = {paths.weights[edge] for edge in levels.get(name, []) if edge is not None and edge in paths}
             if len(weights) == 1 and min(weights) >= MIN_WEIGHTS_AFTER_LAYER:
@@ -312,11 +315,11 @@ class _SuggestionRecorder:
         return None
 
     def by_name(self, values: Mapping[nn.Module, Values]) -> dict[str, Values]:
-        """Return values of modules by name; a module with several names occurs several times."""
+        """Return the values by module name instead of module. If a module has several names, its value is repeated."""
         return {name: values[module] for name, module in self._modules.items() if module in values}
 
     def has_ambiguous_tokens_after(self, layer: str) -> bool:
-        """Return whether a later layer passes on all image information as tokens whose grid is ambiguous."""
+        """Return whether all image information passes through a later layer whose token grid is ambiguous."""
         finished = list(self.info)
         start = finished.index(self._modules[layer if layer in self._modules else layer.rpartition("#")[0]])
         later = [module for module in finished[start + 1 :] if module in self.ambiguous_tokens]
@@ -345,15 +348,14 @@ def _record_suggestion(
     with release_graph(model, lambda: recorder.pictures), discarded, Hooks() as hooks:
         recorder.watch(model, hooks)
         names = search_batch_for_layers(model, batch, reshape)
-    # The model has run to its end, so `recorder.paths` is set.
     tokens = recorder.by_name(recorder.ambiguous_tokens)
     if not names and reshape is None and (measured := _measure_grid(model, batch, target, tokens)):
         return measured
     paths, info = cast("GradientPaths", recorder.paths), recorder.by_name(recorder.info)
     suggestion = suggest(names, info, paths, recorder.output, covers_all=reshape is None)
     if pyramid := recorder.find_pyramid(names):
-        # Level A may be computed from level B. If the graph starts at the images, the gradient at B includes the path
-        # through A, which then counts twice.
+        # One level of a pyramid may be computed from another level. If the graph started at the images, the gradient at
+        # the earlier level would include the path through the later level. This path would count twice.
         return Suggestion(list(dict.fromkeys([pyramid, *suggestion.layers])), pyramid, is_recorded=False)
     edges = {name: info[name].edge for name in (suggestion.layers[0], suggestion.behind_activation) if name in info}
     tails = {name: trace_score_graph(paths.scores, [edge], recorder.pictures) for name, edge in edges.items()}
@@ -364,7 +366,7 @@ def _record_suggestion(
 
 
 def _measure_grid(model: nn.Module, batch: Batch, target: Any, shapes: dict[str, tuple[int, ...]]) -> Suggestion | None:
-    """Return a suggestion for ambiguous tokens, after their grid was measured; None if the measurement is unclear."""
+    """Measure the grid of ambiguous tokens, and return a suggestion; None if the measurement is unclear."""
     modules, patches = dict(model.named_modules()), find_patches(model.modules())
     for name in reversed(list(shapes)):
         for candidate in find_rival_layouts(shapes[name], modules[name], batch.size, patches):

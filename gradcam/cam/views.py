@@ -59,7 +59,7 @@ def crop_to_windows(maps: Tensor, frame: Frame) -> Tensor:
 
     All images get as many cells as the largest image covers, so that the maps stay one tensor.
     """
-    # The numbers of cells per pixel of the canvas.
+    # The number of cells per pixel of the canvas, along each axis.
     down, across = (length / side for length, side in zip(maps.shape[2:], frame.canvas))
     parts = [
         ((top * down, left * across), (rows * down, columns * across)) for top, left, rows, columns in frame.windows

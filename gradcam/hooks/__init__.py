@@ -1,1 +1,1 @@
-"""Hooks that leave no trace, such as those that record a layer's output and the gradient there."""
+"""Hooks that leave no trace, for example to record a layer's output and the gradient at this output."""

@@ -19,8 +19,8 @@ Edge = tuple[Node, int]  # (operation, index of its output)
 # A function that returns a new gradient, or None to leave the gradient unchanged.
 GradientHook = Callable[[Tensor], Tensor | None]
 
-# The scales are powers of two, because multiplying by a power of two does not round. The largest scale with finite
-# gradients is used, because it causes the least underflow.
+# The factors by which scores may be multiplied before a backward pass in half precision. Multiplying by a power of two
+# does not round. The largest factor with finite gradients is used, because it causes the least underflow.
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
 MAX_GRADIENT_BYTES = 2**28  # The limit for one layer's gradients in a backward pass of several classes.
 
@@ -40,11 +40,11 @@ ADVICE_AFTER_LAYER = {
     pytorch.NOT_DIFFERENTIABLE_TWICE: "After the layer there is an operation without a second derivative, such as fused "
     "attention: choose a method that needs only the first derivative, such as 'gradcam', or a layer after that operation.",
     pytorch.NO_FORMULA: "After the layer there is an operation without a second derivative, or without any derivative: "
-    "choose a layer after that operation, or a method that needs only the first derivative, such as 'gradcam'.",
+    "choose a layer after that operation. If only the second derivative is missing, 'gradcam' works as well.",
     pytorch.REENTRANT: "After the layer there is a reentrant checkpoint, so PyTorch computes no gradient at the "
     "layer: set use_reentrant=False, or switch checkpointing off for the explanation.",
-    pytorch.NO_DERIVATIVE: "After the layer there is an operation without a derivative, so no layer before it has a "
-    "gradient: choose a layer after it.",
+    pytorch.NO_DERIVATIVE: "After the layer there is an operation without a derivative, so no layer before this "
+    "operation has a gradient: choose a layer after the operation.",
 }  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def jacobian(
 
 
 def fill_missing_gradients(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Replace missing gradients by zeros, unless all are missing."""
+    """Replace missing gradients by zeros, unless all gradients are missing."""
     count = next((len(gradient) for gradient in gradients if gradient is not None), None)
     if count is None:
         return gradients
@@ -113,12 +113,13 @@ def _are_finite(gradients: Iterable[Tensor | None]) -> bool:
 
 def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor, scale: float) -> list[Tensor | None]:
     if len(directions) > 1:
-        # If an operation cannot be batched, the loop below takes over. Any other error occurs again in the loop.
+        # If an operation cannot be batched, the loop below computes the gradients. The loop raises any other error
+        # again.
         with contextlib.suppress(RuntimeError):
             return list(_gradients(values, inputs, grad_outputs=directions * scale, is_grads_batched=True))
     rows = []
     for direction in directions:
-        with torch.enable_grad():  # A scalar needs no `grad_outputs`, which would make autograd import sympy.
+        with torch.enable_grad():  # Reduce to a scalar: with `grad_outputs`, autograd would import sympy.
             value = values[0] if len(values) == 1 else values @ direction
             value = value if scale == 1 else value * scale
         rows.append(_gradients(value, inputs))
@@ -149,7 +150,7 @@ def list_ancestor_nodes(node: Node) -> list[Node]:
 
 
 def get_edge(tensor: Tensor) -> Edge | None:
-    """Return the graph edge at which a tensor was computed; None if the tensor has no graph."""
+    """Return the graph edge (operation and output index) that computed a tensor; None if the tensor has no graph."""
     return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
 
@@ -167,8 +168,7 @@ class ScoreGraph:
     def route(self) -> Hashable:
         """Return the operations as a tuple that can be compared with the tuple of another graph.
 
-        Cached facts about the memory layout, or about the activations that affect the scores, hold only for equal
-        tuples.
+        Two kinds of cached facts hold only for equal tuples: layouts, and the activations that affect the scores.
         """
         return tuple(pytorch.describe_operation(node) for node in self.nodes if not pytorch.is_copy(node))
 
@@ -197,7 +197,7 @@ def trace_score_graph(
     for edge in edge_queue:  # The list grows during the loop.
         nodes[edge[0]] = None
         is_bypassed = is_bypassed or edge == images
-        # A copy overwrites its first input completely, so its first input does not count.
+        # A copy overwrites its first input completely, so no path leads through the first input.
         for node, index in edge[0].next_functions[pytorch.is_overwriting_copy(edge[0]) :]:
             if node is not None and (node, index) not in edges and (node, index) not in ends:
                 edges.add((node, index))
@@ -217,7 +217,7 @@ def find_dependence(scores: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
 
 
 def no_gradient_error(layers: Sequence[str]) -> ModelError | BlindLayerError:
-    """Return the error for scores without a gradient: grad mode is off, or the scores do not depend on the layers."""
+    """Return the error for scores without a gradient: either grad mode is off, or there is no dependence."""
     return no_dependence_error(layers) if torch.is_grad_enabled() else grad_mode_off_error(layers)
 
 

@@ -15,7 +15,7 @@ from torch.utils import swap_tensors
 from gradcam.errors import ImageError
 from gradcam.hooks import pytorch
 
-# Packages whose modules quantise activations as well as weights.
+# Packages of static quantisation, whose modules quantise activations as well as weights.
 STATICALLY_QUANTISED = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")
 STACK_ADVICE = "expected one tensor (N,C,H,W): pass torch.stack(images), or image[None] for one image."
 RISE_ADVICE = "or use method='rise', which needs no gradient."
@@ -58,7 +58,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         if isinstance(copied, MutableMapping):
             copied[key] = child
         else:
-            object.__setattr__(copied, key, child)  # This also works for frozen dataclasses.
+            object.__setattr__(copied, key, child)  # Unlike `setattr`, this also works for frozen dataclasses.
     return copied
 
 
@@ -68,7 +68,7 @@ def replace_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
 
 
 def take_rows(output: Any, rows: slice, total: int) -> Any:
-    """Return the part of a model's output that belongs to some of its `total` images.
+    """Return the part of a model's output for `total` images that belongs to the images in `rows`.
 
     The slice `rows` is applied to each tensor of length `total`, or to a list with one entry per image. Detectors
     return such lists.
@@ -103,7 +103,7 @@ def floating_tensors_by_keys(value: Any) -> dict[tuple[str, ...], Tensor]:
 def _children(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, (list, tuple)):
         return list(enumerate(value))
-    # Mappings are checked before dataclasses: Hugging Face's ModelOutput is both, and its items omit fields with None.
+    # Check for mappings first: Hugging Face's ModelOutput is also a dataclass, but its items omit fields with None.
     if isinstance(value, Mapping):
         return list(value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -137,11 +137,11 @@ class LayerInput:
         return version_of(self.given) != self.version
 
     def replace(self, values: Tensor) -> Tensor:
-        """Copy `values` into the original, which the model may use elsewhere; return the tensor that holds the values.
+        """Copy `values` into `original`, for later uses of this tensor, and return the tensor that holds the values.
 
-        Two kinds of originals stay unchanged, so their other uses are not recorded. A parameter with a graph would keep
-        the graph alive after the pass. If a view without a graph were changed, autograd would reject all other views of
-        its memory.
+        In two cases, `original` stays unchanged, and its later uses are not recorded. A parameter would keep the graph
+        alive after the pass. If a view without a graph were changed, autograd would reject all other views of its
+        memory.
         """
         original = self.original
         is_unrecorded_view = pytorch.is_view(original) and not original.requires_grad
@@ -158,8 +158,8 @@ def version_of(tensor: Tensor) -> int:
 def copy_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[LayerInput], Arguments | None]:
     """Return a layer's input tensors, and the layer's new arguments, or None if the arguments stay the same.
 
-    If an earlier target layer is recording, the layer gets copies. Autograd may have saved the original inputs, and the
-    layer may change its inputs in place.
+    If an earlier target layer is recording, the layer gets copies of its inputs. Autograd may have saved the original
+    inputs, so an in-place change by the layer would be an error.
     """
     copies: dict[int, Any] = {
         id(tensor): tensor.clone()
@@ -213,13 +213,13 @@ class Batch:
         return [self.size] * self.images if self.listed is None else list(self.listed)
 
     def take(self, images: int, first: int = 0) -> Batch:
-        """Return the batch with the metadata of some of its images. Slice the tensors beforehand."""
+        """Return the batch with the metadata of `images` images, starting at `first`. Slice the tensors beforehand."""
         rows = slice(first, first + images)
         listed, windows = self.listed and self.listed[rows], self.windows and self.windows[rows]
         return replace(self, images=images, listed=listed, windows=windows)
 
     def repeat(self, times: int) -> Batch:
-        """Return the batch with the metadata of repeated images. Repeat the tensors beforehand."""
+        """Return the batch with its metadata repeated `times` times. Repeat the tensors beforehand."""
         listed, windows = self.listed and self.listed * times, self.windows and self.windows * times
         return replace(self, images=self.images * times, listed=listed, windows=windows)
 
@@ -293,9 +293,8 @@ def to_batch(images: Any) -> Batch:
             raise ImageError(f"The images are {value}, {STACK_ADVICE} Detectors take a list of images.")
         expected = "a floating-point tensor (N,C,H,W) or (N,C,D,H,W)"
         if any(tensor.is_floating_point() and tensor.ndim in (2, 3) for tensor in items) and len(items) > 1:
-            reason = "Models whose processor cuts images into rows of patches, such as Qwen2-VL, are not supported"
-            advice = "use a model that takes whole images, such as LLaVA, InternVL or Gemma 3."
-            raise ImageError(f"The inputs are {shapes}, and none of them is {expected}. {reason}: {advice}")
+            reason = "Rows of patches are supported only for known models, such as Qwen2-VL and Qwen3-VL"
+            raise ImageError(f"The inputs are {shapes}, and none of them is {expected}. {reason}.")
         advice = "Preprocess the images, and add the batch dimension of a single image with image[None]."
         raise ImageError(f"The images are {shapes}, expected {expected}, alone or in a tuple or dict. {advice}")
     if 0 in first.shape:
@@ -328,9 +327,10 @@ def detach_input(tensor: Tensor) -> Tensor:
 
 
 def swap_contents(tensor: Tensor, replacement: Tensor) -> bool:
-    """Swap the contents of two tensor objects, for all references to either; return False if PyTorch forbids the swap.
+    """Swap the contents of two tensor objects, and return True; return False if PyTorch forbids the swap.
 
-    PyTorch forbids the swap if autograd saved either tensor, or if either has a view or a weak reference.
+    All references to one tensor then see the contents of the other. PyTorch forbids the swap if autograd has saved one
+    of the tensors, or if one has a view or a weak reference.
     """
     attributes = dict(vars(tensor))
     try:

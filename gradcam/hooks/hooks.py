@@ -34,7 +34,7 @@ class Hooks:
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
         self._thread: int | None = None
-        self._entry_index = 0  # The position among all `Hooks` contexts, in the order of entry.
+        self._entry_index = 0  # The number of this context in the order in which `Hooks` contexts were entered.
         self._prune_above = MIN_HANDLES_TO_PRUNE
 
     def __enter__(self) -> Hooks:
@@ -82,8 +82,8 @@ class Hooks:
 
     def at_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> None:
         """Call `function(gradient)` when the gradient of a tensor is computed, before it flows further back."""
-        # `unserializable_hook` prevents a warning when the tensor is saved. The partial is marked, because `function`
-        # belongs to the caller.
+        # `unserializable_hook` prevents a warning when the tensor is saved. It sets an attribute of the hook. The
+        # partial keeps the caller's `function` unchanged.
         self._own(tensor.register_hook(unserializable_hook(partial(function))))
 
     def observe_gradient(self, tensor: Tensor, function: autograd.GradientHook) -> Tensor:
@@ -134,14 +134,14 @@ def refuse_compiling() -> None:
 
 def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
     """Return True if the tensor is a parameter, or a buffer of the module. Such a tensor must not be replaced."""
-    # For a layer with many batch norms, `module.buffers()` would take as long as the backward pass.
+    # Do not use `module.buffers()`: for a layer with many batch norms, it would take as long as the backward pass.
     return isinstance(tensor, nn.Parameter) or any(
         tensor is buffer for part in module.modules() if part._buffers for buffer in part._buffers.values()
     )
 
 
 class PassToken:
-    """A mark for a running pass. Sets hold it by weak references, so that it disappears with its pass."""
+    """An object that stands for a running pass. Sets refer to it weakly, so that it disappears with the pass."""
 
 
 class ThreadState(threading.local):
@@ -165,9 +165,9 @@ def in_own_pass() -> bool:
 
 
 def make_inner_pass_check() -> Callable[[], bool]:
-    """Return a function that checks whether this thread is inside a pass that started after this call."""
+    """Return a function that returns whether this thread is inside a pass that has started after this call."""
     passes, outer_tokens = thread_state.passes, weakref.WeakSet(thread_state.tokens)
-    # Iterating over a weak set is slow, so the number of passes is compared first.
+    # Compare the number of passes first, because iterating over a weak set is slow.
     return lambda: thread_state.passes != passes and any(token not in outer_tokens for token in thread_state.tokens)
 
 
@@ -188,7 +188,8 @@ def grad_mode_off() -> Iterator[None]:
         inner = next((later for earlier, later in itertools.pairwise(saved_modes) if earlier is saved), None)
         if inner is None:
             torch.set_grad_enabled(saved[0])
-        else:  # The inner context ends later, and has to restore the mode that the outer context saved.
+        # The inner context ends later than the outer one. It then has to restore the mode that the outer context saved.
+        else:
             inner[0] = saved[0]
         saved_modes[:] = [mode for mode in saved_modes if mode is not saved]
 
@@ -196,10 +197,10 @@ def grad_mode_off() -> Iterator[None]:
 class TargetLayer:
     """Record one layer's activations, and compute the gradient of a score with respect to them.
 
-    Autograd records only the layers after this layer. The backward pass therefore changes no ``.grad``, and does not
-    need parameters that require gradients. The layer's output is passed on as a clone, so that later
-    in-place operations cannot change the recorded tensor. Several `TargetLayer` contexts may be open at once. Recording
-    stays on from the layer's first run to the end of the context: use one context per forward pass.
+    Autograd records only the layers after this layer. The backward pass therefore changes no ``.grad``, and also works
+    if all parameters are frozen. The layer's output is passed on as a clone, so that later in-place operations cannot
+    change the recorded tensor. Several `TargetLayer` contexts may be open at once. Recording stays on from the layer's
+    first run to the end of the context: use one context per forward pass.
 
     Parameters
     ----------
@@ -208,7 +209,7 @@ class TargetLayer:
     name : str, default the module's type
         The layer's name in messages.
     keys : sequence of str, default ()
-        The keys and indices of one tensor, if the layer returns several.
+        The keys and indices that select one tensor, if the layer returns several tensors.
     run : int, default None
         The run to record, counted from 0, if the layer runs several times.
     has_backward_hook : bool, default True
@@ -233,11 +234,11 @@ class TargetLayer:
     (torch.Size([2, 512, 2, 2]), True)
     """
 
-    # A full backward hook on the layer itself would turn the layer's output into a view. An in-place operation, which
-    # often follows, must not modify such a view (pytorch issue 61519). Instead, the forward hook stores the output as a
-    # leaf that requires gradients, and turns grad mode on for the following layers. The forward hook sends the leaf
-    # through a private identity module, which carries the full backward hook. The rest of the model gets a clone of the
-    # identity's output.
+    # A full backward hook on the layer itself would turn the layer's output into a view. PyTorch forbids in-place
+    # operations on such a view (pytorch issue 61519), but in-place operations often follow a layer. Instead, the
+    # forward hook stores the output as a leaf that requires gradients, and turns grad mode on for the following layers.
+    # The forward hook sends the leaf through a private identity module, which carries the full backward hook. The rest
+    # of the model gets a clone of the identity's output.
 
     def __init__(
         self,
@@ -257,8 +258,8 @@ class TargetLayer:
         self._module, self._keys, self._run = module, tuple(keys), run
         self._identity = nn.Identity() if has_backward_hook else None
         self._context: contextlib.ExitStack | None = None
-        # True if grad mode was off when the layer ran: no earlier target layer was recording, or the model turned grad
-        # mode off.
+        # True if grad mode was off when the layer ran. There are two possible causes: no earlier target layer was
+        # recording, or the model turned grad mode off.
         self.ran_unrecorded = False
         self._runs = 0
         self._inputs: list[containers.LayerInput] = []
@@ -269,8 +270,11 @@ class TargetLayer:
         # Tensors that share the output's memory, but have no recorded gradient. A score must not depend on these
         # tensors.
         self._unrecorded: list[weakref.ref[Tensor]] = []
-        self._passed_on: list[Tensor] = []  # Strong references: PyTorch swaps no tensor that has weak references.
-        self._passed_on_refs: list[weakref.ref[Tensor]] = []  # Weak references to them after the context has ended.
+        # The tensors that the hook returned. The references are strong, because PyTorch swaps no tensor that has weak
+        # references.
+        self._passed_on: list[Tensor] = []
+        # Weak references that replace `_passed_on` after the context has ended.
+        self._passed_on_refs: list[weakref.ref[Tensor]] = []
         self._gradients: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -364,8 +368,8 @@ class TargetLayer:
         Returns
         -------
         Tensor
-            The gradient, shaped like `activations`. It is float32 if the activations or the score are float16, because
-            float16 would lose small values.
+            The gradient, shaped like `activations`. The gradient is float32 if the activations or the score are
+            float16, because float16 would lose small values.
 
         Raises
         ------
@@ -433,13 +437,14 @@ class TargetLayer:
 
     def _copy_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = None
-        # The layer may change its inputs in place, and the model may use them afterwards.
+        # Store the inputs: the layer may change an input in place, and the model may use this input afterwards.
         if not self._in_inner_pass():
             self._inputs, arguments = containers.copy_inputs(args, kwargs)
         return arguments
 
     def _record_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if self._in_inner_pass():  # Ignore inner passes, such as an explanation during a training step.
+        # Ignore passes that started inside this context, such as an explanation during a training step.
+        if self._in_inner_pass():
             return None
         if self._gradients is not None:  # The first run after a backward pass starts a new forward pass.
             self._runs, self._gradients = 0, None
@@ -471,16 +476,18 @@ class TargetLayer:
     def _capture(
         self, keys: tuple[str, ...], tensor: Tensor, inputs: list[containers.LayerInput], returned: list[Tensor]
     ) -> Tensor:
-        """Record one output tensor, and return the tensor to pass on, which is the same object if possible."""
+        """Record one output tensor, and return the tensor to pass on: if possible, the same object."""
         refuse_vmap(tensor)
         torch.set_grad_enabled(True)
         source = next((input_ for input_ in inputs if input_.given is tensor), None)
         is_changed = source is not None and source.is_changed
-        # Dropout in evaluation mode and Identity return their input itself. Later operations may change this tensor in
-        # place, and other parts of the model use it as the layer's input, not as its output.
+        # Identity, and Dropout in evaluation mode, return their input itself. Later operations may change this tensor
+        # in place. Other parts of the model may use it as the layer's input. So a copy is recorded as the layer's
+        # output.
         is_shared = _shares_storage(tensor, [input_.given for input_ in inputs])
         must_keep_object = is_parameter_or_buffer(tensor, self._module) or (source is not None and not is_changed)
-        if tensor.requires_grad:  # An earlier TargetLayer is open, and a new leaf would cut off the earlier gradient.
+        # An earlier TargetLayer is recording. A new leaf would cut the graph after the earlier layer.
+        if tensor.requires_grad:
             start = tensor.clone() if is_shared else tensor
         else:
             start = tensor.detach().clone(memory_format=_memory_format(tensor)).requires_grad_()
@@ -511,7 +518,7 @@ class TargetLayer:
         if tensor.is_leaf and not (tensor.requires_grad or tensor.is_inference() or isinstance(tensor, nn.Parameter)):
             tensor.requires_grad_()
             if not pytorch.is_view(tensor):
-                increment_version(tensor)  # PyTorch then raises an error if its views are used.
+                increment_version(tensor)  # If a view of this tensor is used later, PyTorch then raises an error.
             self._unrecorded.append(weakref.ref(tensor))
 
     def _weaken_passed_on(self) -> None:
@@ -528,8 +535,8 @@ class TargetLayer:
 
 
 def _memory_format(tensor: Tensor) -> torch.memory_format:
-    # For one image, a view's strides can be read as several memory formats. Batch norm in evaluation mode then returns
-    # a gradient with mixed-up channels, so channels last is passed explicitly.
+    # For a single image, the strides of a view fit several memory formats. For such a tensor, batch norm in evaluation
+    # mode may return a gradient with mixed-up channels. So channels last is passed explicitly.
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
     if channels_last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=channels_last):
         return torch.preserve_format

@@ -24,7 +24,7 @@ from gradcam.options import Progress
 Result = TypeVar("Result")
 
 DEFAULT_BUDGET = 2**28  # In bytes.
-MAX_BATCH_ROWS = 1024  # Rows of a batch. Larger batches are not faster.
+MAX_BATCH_ROWS = 1024  # The maximum number of rows of a batch. Larger batches are not faster.
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -57,13 +57,14 @@ class HalvingRunner:
                 yield result
                 start += len(part)
                 continue
-            gc.collect()  # Not inside the handler: the error's traceback keeps tensors alive.
+            # Collect after the handler, because inside the handler, the error's traceback keeps tensors alive.
+            gc.collect()
             torch.cuda.empty_cache()  # Does nothing without CUDA.
             self.largest = len(part) // 2
 
 
 class _MemorySpan:
-    """The bytes of all living storages that were created since a mark: the current sum, and its peak."""
+    """The bytes of all storages that were created since a mark and are still alive: the current sum, and its peak."""
 
     current = peak = 0
 
@@ -73,7 +74,7 @@ class _MemorySpan:
 
 
 class _TrackedStorage(weakref.ref[Any]):
-    """A weak reference to a storage, and the spans that count the storage."""
+    """A weak reference to a storage, with the `_MemorySpan` objects that count the storage."""
 
     key: int
     size: int
@@ -90,8 +91,8 @@ class Meter(TorchDispatchMode):
         super().__init__()
         self._spans: dict[object, _MemorySpan] = {}
         self._alive: dict[int, _TrackedStorage] = {}
-        # The weak references call `append`, which runs no Python code: an interrupt during a Python callback would be
-        # lost.
+        # When a storage is freed, its weak reference calls `append` of this deque. A callback in Python is not used,
+        # because an interrupt during the callback would be lost.
         self._released: deque[_TrackedStorage] = deque()
 
     def mark(self, name: object) -> None:
@@ -118,7 +119,8 @@ class Meter(TorchDispatchMode):
                 span.add(-released.size)
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in input_storages or key in self._alive:  # A view, or the output of an in-place operation.
+        # The tensor is a view, or the output of an in-place operation, so its storage is already counted.
+        if key in input_storages or key in self._alive:
             return
         tracked = _TrackedStorage(storage, self._released.append)
         tracked.key, tracked.size, tracked.spans = key, size, list(self._spans.values())
@@ -132,7 +134,7 @@ class RerunBudget:
     """The memory budget for reruns of a batch, and the measured memory of the parts of a pass.
 
     `batch` has the model's original arguments; callers pass copies to the model. `budget` is in bytes. If it is None,
-    the default applies, which a single variant of the batch may exceed.
+    `DEFAULT_BUDGET` applies, but a single variant of the batch may exceed it.
     """
 
     batch: Batch

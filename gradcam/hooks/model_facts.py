@@ -56,9 +56,10 @@ class ModelFacts:
         _ = self._cache
 
     def take_over(self) -> None:
-        """Keep the cached values valid after the explanation itself changed the model.
+        """Keep the cached values if only the explanation itself has changed the model.
 
-        Some models change in every pass: they count their passes, or store an output.
+        Some models change in every pass, because they count their passes or store an output. The new state replaces the
+        recorded state, so that the cache stays valid.
         """
         state, cache = _cached_states.get(self.model, (None, {}))
         if state is None or cache is not self._cache or not (self.is_new or self.model in self_changing_models):
@@ -89,5 +90,5 @@ class ModelFacts:
 _lock = threading.RLock()  # Threads that explain the same model must not read its state at the same time.
 # Maps each model to its last state and the values cached for this state.
 _cached_states = weakref.WeakKeyDictionary[nn.Module, tuple["ModelState", dict[Hashable, Any]]]()
-# Models that change in every pass. Their state is read before the pass.
+# Models that change in every pass. The state of such a model is read before the pass.
 self_changing_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()

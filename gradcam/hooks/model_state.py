@@ -40,7 +40,7 @@ class ModelState:
 
     def __init__(self, model: nn.Module) -> None:
         self._tensors: list[Tensor | None] = []
-        self._objects: dict[int, int] = {}  # Maps the id of each object already described to a number.
+        self._objects: dict[int, int] = {}  # Maps the id of each described object to a number.
         self._hooks = _list_global_hooks()
         modules = list_modules(model)
         self._modules = [self._read_module(module) for module in modules]
@@ -48,8 +48,9 @@ class ModelState:
         self._forwards = {kind: _refer(kind.forward) for kind in kinds}
         tensors = self._take_tensors()
         if any(tensor.is_inference() or type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
-            raise TypeError  # These tensors may not count writes, or may have no memory.
-        _storages = [tensor.untyped_storage() for tensor in tensors]  # References keep the memory allocated.
+            raise TypeError  # Some such tensors do not count writes, and some have no memory.
+        # While the storages are referenced, no other thread can free the memory that is read below.
+        _storages = [tensor.untyped_storage() for tensor in tensors]
         self._memory = _describe_memory(tensors)
         self._samples = Samples(tensors)
         self._values = self._samples.read(tensors)
@@ -57,7 +58,7 @@ class ModelState:
     def holds(self, model: nn.Module) -> bool:
         """Return whether the model is still in this state."""
         modules = list_modules(model)
-        self._take_tensors()  # Drop the tensors that an interrupted call left behind.
+        self._take_tensors()  # An interrupted call may have left tensors behind. Drop these tensors.
         is_same = len(modules) == len(self._modules) and all(map(self._is_same, modules, self._modules))
         tensors = self._take_tensors()
         # While the storages are referenced, no other thread can free the memory that is read below.
@@ -93,7 +94,7 @@ class ModelState:
         self._tensors += module._buffers.values()
         attributes = module.__dict__
         names = [name for name in attributes if name not in MODULE_ATTRIBUTES]
-        # With a single name, `itemgetter` would return no tuple, so the first name is repeated.
+        # Repeat the first name, because with a single name, `itemgetter` would not return a tuple.
         get_settings = operator.itemgetter(*names, *names[:1]) if names else lambda _: ()
         settings = get_settings(attributes)
         is_plain = all(map(_is_plain, settings))
@@ -125,8 +126,8 @@ class ModelState:
             return kind
         if isinstance(value, functools.partial):
             return kind, self._describe((value.func, value.args, value.keywords), depth)
-        # If an object, such as a shared configuration, is described already, its number represents it. Repeated
-        # descriptions could take exponential time.
+        # An object may occur several times, such as a shared configuration. Later occurrences are described by a
+        # number, because repeated descriptions could take exponential time.
         if id(value) in self._objects:
             return kind, self._objects[id(value)]
         self._objects[id(value)] = len(self._objects)
@@ -157,8 +158,8 @@ class Samples:
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        # Arrays and tensors that read the memory of the model's tensors without owning it. CPU arrays are grouped by
-        # item size, and GPU tensors by device and item size.
+        # Views of the model's tensors at the sampled positions. They do not keep the tensors' memory alive. NumPy views
+        # (CPU) are grouped by item size, and GPU views by device and item size.
         self._arrays: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._on_gpus: dict[tuple[torch.device, int], list[Tensor]] = {}
         # Each entry is (index of the tensor, size, stride).
@@ -169,7 +170,8 @@ class Samples:
             extent = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
             count, stride, size = min(extent, MAX_VALUES), max(1, extent // MAX_VALUES), tensor.element_size()
             if (tensor.storage_offset() + extent) * size > tensor.untyped_storage().nbytes():
-                raise TypeError  # Sharded training temporarily frees the memory of parameters.
+                # The tensor has no memory: sharded training temporarily frees the memory of parameters.
+                raise TypeError
             layout = {"shape": (count,), "strides": (stride * size,), "version": 3}
             if tensor.device.type == "cpu":
                 memory = {**layout, "data": (tensor.data_ptr(), True), "typestr": f"|V{size}"}

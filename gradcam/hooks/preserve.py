@@ -1,10 +1,10 @@
 """Contexts that preserve a model's training flags, buffers, compiler mode and random state, even with several threads.
 
-All threads share this state. If each explanation saved and restored the state alone, a second overlapping explanation
-would save the changes of the first. Overlapping explanations therefore share one saved state, under a lock. The first
-explanation saves the state, and the last explanation restores it. The random state is an exception: each explanation
-saves and restores it separately. If another thread samples from PyTorch's global generator in the meantime, random
-numbers may repeat.
+All threads share this state. If every explanation saved and restored the state itself, an explanation that starts
+during another one would save the changed state. Overlapping explanations therefore share one saved state, under a lock.
+The first explanation saves the state, and the last explanation restores it. The random state is an exception: each
+explanation saves and restores it separately. If another thread samples from PyTorch's global generator in the meantime,
+random numbers may repeat.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from gradcam.hooks.hooks import PassToken, thread_state
 def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
     """Prepare a model for an explanation (evaluation mode, eager, differentiable), and yield its modules, each once."""
     modules = list_modules(model)
-    # This thread's tokens are stored in a variable, because the garbage collector may close an abandoned context in
-    # another thread.
+    # Store the tokens of this thread in a variable. If the context is abandoned, the garbage collector may close it in
+    # another thread, in which `thread_state` has other tokens.
     token, tokens = PassToken(), thread_state.tokens
     with contextlib.ExitStack() as stack:
         stack.callback(tokens.discard, token)
@@ -53,7 +53,7 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
         yield modules
 
 
-MT19937_BYTES = 4 * 625  # 624 words, and the position of the next word.
+MT19937_BYTES = 4 * 625  # The state has 624 words, and the position of the next word.
 
 # The lock is reentrant, because the garbage collector may end an abandoned context in the thread that holds the lock.
 _lock = threading.RLock()
@@ -75,8 +75,8 @@ def _change_while_used(
     change: Callable[[nn.Module], None] = lambda _: None,
     is_affected: Callable[[nn.Module], bool] = lambda _: True,
 ) -> Iterator[None]:
-    """Change the affected modules. The first pass to use a module saves its value, and the last pass restores it."""
-    token = PassToken()  # Tokens replace a counter, which an interrupt could leave wrong.
+    """Change the affected modules in the context. The first pass saves a module's value, and the last restores it."""
+    token = PassToken()  # Tokens are used instead of a counter, because an interrupt could leave a counter wrong.
     try:
         with _lock:
             for module in modules if register else filter(is_affected, modules):
@@ -84,7 +84,7 @@ def _change_while_used(
                     register[module] = save(module), weakref.WeakSet()
                 if module in register:
                     register[module][1].add(token)
-                    change(module)  # After an interrupt, a later exit restores the entry above.
+                    change(module)  # If an interrupt occurs here, the next context that ends restores the saved value.
         yield
     finally:
         with _lock:
@@ -125,8 +125,8 @@ def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Restore the buffers that a model changes in place in evaluation mode, such as counters and observers.
 
     The running statistics of batch norms are not restored. Evaluation mode does not change these statistics, but
-    another thread may be training the model. If parameters changed meanwhile, another thread is loading weights or
-    training. In this case, no buffer is restored.
+    another thread may be training the model. If a parameter has changed, another thread is training or loading weights,
+    and no buffer is restored.
     """
     owners = [module for module in modules if module._buffers and not isinstance(module, _NormBase)]
     if not owners:
@@ -140,9 +140,9 @@ def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
 
     def restore(module: nn.Module, buffers: list[tuple[Tensor, Tensor]]) -> None:
         for buffer, copy in buffers if _count_writes(modules) == before else ():
-            # A write may have attached a graph to the buffer. If the model replaced the buffer by another tensor, the
-            # new tensor stays in the module. The new tensor is usually a cache. An older cache could contradict other
-            # attributes of the module.
+            # A write by the model may have attached a graph to the buffer. Only the values of `buffer` are restored. If
+            # the model has replaced `buffer` by another tensor, the other tensor stays in the module. Such a tensor is
+            # usually a cache, and an older cache could contradict other attributes of the module.
             if buffer.grad_fn is not None and not pytorch.is_view(buffer):
                 buffer.detach_()
             is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
@@ -163,8 +163,7 @@ def _count_writes(modules: Iterable[nn.Module]) -> int:
 def _is_equal(tensor: Tensor, expected: Tensor) -> bool:
     """Return whether all values are equal, where NaN equals NaN.
 
-    Values are compared because versions may not show a change: the kernels of observers do not increase a tensor's
-    version.
+    Tensor versions are not sufficient: the kernels of quantisation observers do not increase a tensor's version.
     """
     try:
         return torch.equal(tensor, expected) or bool(tensor.isclose(expected, rtol=0, atol=0, equal_nan=True).all())
@@ -173,9 +172,9 @@ def _is_equal(tensor: Tensor, expected: Tensor) -> bool:
 
 
 def _shared_mode(enter: Callable[[], Callable[[], None]]) -> AbstractContextManager[None]:
-    """Share a process-wide mode between passes: the first pass enters the mode, and the last pass leaves it.
+    """Share a process-wide mode between passes: the first pass turns the mode on, and the last pass turns it off.
 
-    The passes may run in different threads. `enter` returns the function that leaves the mode.
+    The passes may run in different threads. `enter` turns the mode on, and returns the function that turns it off.
     """
     return _change_while_used(_modes, [enter], lambda _: enter(), lambda _, leave: leave())
 
@@ -195,7 +194,7 @@ def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Disable compiled code and PyTorch's fast path, because both ignore hooks that are registered later."""
     unhooked = pytorch.find_unhooked(modules)
     with contextlib.ExitStack() as stack:
-        if unhooked:  # Otherwise, eager mode would slow down all threads for nothing.
+        if unhooked:  # Without such modules, eager mode would slow down all threads for nothing.
             stack.enter_context(_shared_mode(pytorch.run_eagerly))
         if unhooked and not pytorch.HAS_STANCE:
             calls = pytorch.read_calls, pytorch.restore_calls
@@ -211,7 +210,7 @@ def plain_attention() -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Restore the random states of PyTorch, NumPy and Python. Threads share them, so only changed states are set."""
+    """Restore the random states of PyTorch, NumPy and Python. Threads share the states, so set only changed states."""
     # Parameters are listed module by module, because `model.parameters()` takes as long as a dozen kernel launches.
     owners = modules if torch.cuda.is_initialized() else ()
     parameters = [parameter for module in owners for parameter in module._parameters.values() if parameter is not None]

@@ -34,10 +34,10 @@ RELU_NODES = {
     "ClampMinBackward": ("_saved_min",), "ClampBackward": ("_saved_min",),
 }  # fmt: skip
 
-# Parts of PyTorch's error texts.
+# The constants below contain parts of PyTorch's error texts.
 GRAPH_IS_FREED = ("second time",)
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "_ALLOC_FAILED")
-# Errors for an in-place change of an expanded gradient, and of a leaf.
+# Errors for in-place changes: of a gradient with expanded memory, and of a leaf that requires gradients.
 IN_PLACE_REFUSALS = ("refers to a single memory location", "in-place operation")
 INFERENCE_TENSOR = "Inference tensors cannot be saved for backward"
 HOOKED_VIEW = "BackwardHookFunction"
@@ -51,7 +51,7 @@ REENTRANT = "is incompatible with .grad()"
 NO_DERIVATIVE = "the derivative for"
 TAKES_LISTS = ("list", "must be Tensor")  # Errors of models that take no list of images.
 
-# All versions of PyTorch so far have these C functions. A Python wrapper would cost time.
+# All versions of PyTorch so far have the C functions below. Python wrappers around them would cost time.
 is_view = Tensor._is_view  # Returns whether a tensor is a view for autograd.
 get_view_base: Callable[[Tensor], Tensor | None] = Tensor._base.__get__  # type: ignore[union-attr] # of a view
 is_functorch_tensor = torch._C._functorch.is_functorch_wrapped_tensor  # A tensor of vmap, grad or jvp.
@@ -59,7 +59,7 @@ find_backward_task = torch._C._current_graph_task_id  # The id of this thread's 
 find_running_node = torch._C._current_autograd_node  # The operation whose derivative this thread is computing.
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-CALL_ATTRIBUTES = ("_compiled_call_impl", "forward")  # Attributes that a compiled module calls.
+CALL_ATTRIBUTES = ("_compiled_call_impl", "forward")  # The attributes that hold a module's compiled code.
 HAS_STANCE = hasattr(torch.compiler, "set_stance")  # True since PyTorch 2.6.
 
 
@@ -98,8 +98,8 @@ has_weights = _contains("convolution", "mm", "mv", "attention", "dotproduct", "l
 is_adaptive_pool = _contains("adaptive")
 is_error_node = _contains("error")  # A node that raises an error in the backward pass.
 is_opaque = _contains("differentiablegraphbackward", "compiledfunctionbackward")  # Compiled code hides its operations.
-is_overwriting_copy = _ends_with("CopyBackwards")  # The first input of such a copy is the overwritten value.
-is_copy = _ends_with("CopyBackwards", "CloneBackward0")  # Copies that recording a layer may add.
+is_overwriting_copy = _ends_with("CopyBackwards")  # The first input of such a copy is the value that is overwritten.
+is_copy = _ends_with("CopyBackwards", "CloneBackward0")  # Recording a layer may add such copies to the graph.
 # Operations that pass their values on unchanged.
 is_passthrough = _ends_with("CopyBackwards", "CloneBackward0", "BackwardHookFunctionBackward", "AccumulateGrad")
 
@@ -118,7 +118,7 @@ def mixes_all_channels(node: Node) -> bool:
 
 
 def takes_weights(node: Node) -> bool:
-    """Return whether an operation takes weights, so that inputs without a graph are expected."""
+    """Return whether an operation takes weights. Some inputs of such an operation have no graph."""
     ops = ("Convolution", "Addmm", "Linear", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm")
     return node.name().startswith(ops)
 
@@ -168,12 +168,12 @@ def may_cast(nodes: Iterable[Node]) -> bool:
 
 
 def is_python_function(node: Node) -> bool:
-    """Return whether an operation is a function written in Python; False for module hooks, which change nothing."""
+    """Return whether an operation is an autograd function written in Python, other than PyTorch's module hooks."""
     return hasattr(node, "_forward_cls") and "Hook" not in node.name()
 
 
 def get_function_name(node: Node) -> str:
-    """Return the name of a function written in Python."""
+    """Return the name of an autograd function written in Python."""
     return node.name().removesuffix("Backward")
 
 
@@ -194,7 +194,8 @@ def find_last_operation(tensor: Tensor) -> str:
 def is_relu(node: Node) -> bool:
     """Return whether an operation is a ReLU or a ReLU6, under any of their names.
 
-    Before 2.14, PyTorch does not record which operation changed a view in place. For such a change, the result is True.
+    Before 2.14, PyTorch does not record which operation changed a view in place. For any in-place change of a view, the
+    result is then True.
     """
     if "CopySlices" in node.name() and not hasattr(node, "_wrapped_node"):
         return True
@@ -217,7 +218,7 @@ find_edge = get_gradient_edge if VERSION >= (2, 6) else _find_edge
 
 
 def call_after_backward(function: Callable[[], None]) -> None:
-    """Call a function at the end of the running backward pass, in the thread that ends it."""
+    """Call a function at the end of the running backward pass, in the thread in which the pass ends."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
@@ -251,7 +252,7 @@ def run_eagerly() -> Callable[[], None]:
 
 
 def read_calls(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes that a compiled module calls, for `restore_calls`."""
+    """Return the values of `CALL_ATTRIBUTES`, which a compiled module calls. `restore_calls` restores these values."""
     return {name: value for name, value in vars(module).items() if name in CALL_ATTRIBUTES}
 
 
@@ -299,8 +300,8 @@ def differentiate_edges(score: Tensor, edges: Sequence[GradientEdge]) -> tuple[T
     """Return the gradients of a scalar score at edges of the graph.
 
     The score is passed as an edge too, because a torch function mode might replace a tensor argument. Before PyTorch
-    2.5, `torch.autograd.grad` takes no edge as output. The engine is therefore called directly, which bypasses function
-    modes.
+    2.5, `torch.autograd.grad` does not accept an edge as output. For these versions, this function calls the autograd
+    engine directly, which bypasses function modes.
     """
     if VERSION >= (2, 5):
         return torch.autograd.grad([find_edge(score)], edges, retain_graph=True, allow_unused=True)

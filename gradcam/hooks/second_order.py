@@ -39,9 +39,9 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
             total = (gradient * activations.detach()).sum()
         (product,) = _gradients(total, [activations])
     if product is None:
-        # A function written in Python may return a gradient that cannot be differentiated again. Sometimes the
-        # gradient's graph contains an error node. Often the graph does not show the problem. PyTorch's module hooks are
-        # such functions too, but they do not change the gradient, so `is_python_function` excludes them.
+        # An autograd function written in Python may return a gradient that cannot be differentiated again. Sometimes
+        # the gradient's graph contains an error node, but often the graph does not show the problem. PyTorch's module
+        # hooks do not change the gradient, so `is_python_function` excludes them.
         python_nodes = [node for node in list_graph_nodes(value) if pytorch.is_python_function(node)]
         if python_nodes or any(map(pytorch.is_error_node, list_graph_nodes(gradient))):
             name = pytorch.get_function_name(python_nodes[0]) if python_nodes else "a function written in Python"

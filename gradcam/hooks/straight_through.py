@@ -26,7 +26,7 @@ def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
         (inputs,) = (*args, *kwargs.values())
         if not (torch.is_grad_enabled() and inputs.requires_grad):
             return None
-        # In a quantised layer, `weight` is a method. The type checker assumes a tensor.
+        # In a quantised layer, `weight` is a method, but the type checker assumes a tensor.
         unrounded = F.linear(inputs, module.weight().dequantize().to(inputs.dtype))  # type: ignore[operator]
         return output.detach() + (unrounded - unrounded.detach())
 

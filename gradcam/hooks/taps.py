@@ -13,7 +13,8 @@ from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import GradientHook
 from gradcam.hooks.containers import swap_contents
 
-TAP = "gradcam tap"  # Metadata key of a gradient tap on a tensor's `grad_fn`; the tensor's output index is appended.
+# The key of a gradient tap in the metadata of a tensor's `grad_fn`. The tensor's output index is appended to the key.
+TAP = "gradcam tap"
 
 
 class GradientTap:
@@ -21,7 +22,7 @@ class GradientTap:
 
     Edits run in one tensor hook. This hook and the user's own tensor hooks run in the order of registration, and
     `retain_grad()` shows the result. Observers run afterwards, in a hook on the tensor's `grad_fn`. If a later in-place
-    operation gives the tensor another `grad_fn`, the observers' hook stays on the earlier `grad_fn`.
+    operation gives the tensor another `grad_fn`, observers still get the gradient at the earlier `grad_fn`.
     """
 
     def __init__(self, tensor: Tensor, node: Node) -> None:
@@ -32,8 +33,8 @@ class GradientTap:
         def edit(gradient: Tensor | None) -> Tensor | None:
             if gradient is None or not self.edits:
                 return None
-            # A block may return the same tensor as its last part. The hook of the part then registers its edit before
-            # the hook of the block. Sorting restores the order in which the contexts of the hooks were entered.
+            # If a block and its last layer return the same tensor, the layer's edit is registered first, because the
+            # layer finishes first. Sort the edits by the order in which their `Hooks` contexts were entered.
             functions = [function for _, function in sorted(self.edits.values(), key=lambda entry: entry[0])]
             return _apply_in_turn(functions, gradient)
 

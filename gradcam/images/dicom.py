@@ -142,7 +142,7 @@ def _to_grey(stored: NDArray[Any], dataset: Dataset) -> tuple[NDArray[np.float32
         limits = [(strip.min().item(), strip.max().item()) for strip in finite if strip.size] or [(0.0, 0.0)]
         low, high = min(minimum for minimum, _ in limits), max(maximum for _, maximum in limits)
         to_grey = partial(_apply_range, low=low, high=high)
-        note = f"no usable window in the file: using the full range of values, {low:.6g} to {high:.6g}"
+        note = f"the file has no usable window: using the full range of values, {low:.6g} to {high:.6g}"
     grey = np.empty(stored.shape, np.float32)
     for rows in in_strips(*stored.shape):
         strip = to_grey(rescale(rows))
@@ -156,7 +156,7 @@ def apply_window(values: Floats, center: float, width: float, function: str) -> 
     `function` is LINEAR, LINEAR_EXACT or SIGMOID.
     """
     if function == "SIGMOID":
-        # This equals 1 / (1 + exp(-4 * ...)), but cannot overflow.
+        # The sigmoid 1 / (1 + exp(-4 (values - center) / width)), in a form that cannot overflow.
         return 0.5 + 0.5 * np.tanh(2 * (values - center) / width)
     if function == "LINEAR":
         center, width = center - 0.5, width - 1
@@ -197,8 +197,8 @@ def _find_settings(dataset: Dataset, name: str) -> Dataset:
 def _find_spacing(dataset: Dataset) -> Spacing | None:
     """Return the height and width of a pixel in mm within the patient, or None.
 
-    In projection radiography, a spacing that equals the one at the detector is not corrected for magnification
-    (PS3.3 10.7.1.3). It does not measure the patient, so it is left out.
+    In projection radiography, the spacing may be the spacing at the detector, without a correction for magnification
+    (PS3.3 10.7.1.3). Such a spacing does not measure the patient, so the result is None.
     """
     spacing = _find_settings(dataset, "PixelMeasuresSequence").get("PixelSpacing")
     with contextlib.suppress(TypeError, ValueError):  # A damaged value must not make the image unreadable.

@@ -23,12 +23,13 @@ COLORMAPS: dict[str, int] = {
 }
 GAP_PIXELS = 8  # white pixels between the images of a sheet
 PIXELS_PER_LINE_WIDTH = 640  # An outline is one pixel wide for each 640 pixels of the region's shorter side.
-# An outline pixel has a quarter of the image's value, plus one of these tones.
+# The value of an outline pixel is a quarter of the image's value, plus one of these two constants.
 DARK_TONE, LIGHT_TONE = 20, 180
-# If the aspect ratios of heatmap and image differ by more than this factor, the stretched heatmap is distorted.
+# If the aspect ratios of heatmap and image differ by more than this factor, the warning calls the heatmap distorted.
 MAX_ASPECT_RATIO = 1.05
 PIXELS_PER_BAND = 2**17
-MIDDLE_GREY = 128  # The colour bar of a grey base is drawn on this grey. No other grey gives a smaller reading error.
+# The colour bar for a grey base is drawn on this grey, which minimises the error in reading values from the bar.
+MIDDLE_GREY = 128
 HAS_16_BIT_LUT = int(cv2.__version__.partition(".")[0]) >= 5  # OpenCV 5's lookup takes half the time of NumPy's.
 # The colours of signed heatmaps, from weak to strong. Positive evidence is warm, and negative evidence is cold.
 POSITIVE_COLOURS = ((255, 205, 70), (225, 0, 35))
@@ -63,9 +64,10 @@ def overlay(
     base : str, default "gray"
         "gray" draws the whole image in grey, so that all colours are the heatmap's. "color" keeps the image's colours.
     blend : str, default None
-        How the opacity depends on the value v. "grow": it is `alpha` v (2 - v), so it rises up to the maximum. "fade":
-        it rises linearly to `alpha` at 0.5 and stays there. "uniform": it is `alpha` everywhere; signed heatmaps fade,
-        because 0 has no colour of its own. None means "grow" on a grey base, and "fade" on a colour base.
+        How the opacity depends on the value v. With "grow", the opacity is `alpha` v (2 - v), so it rises up to the
+        maximum. With "fade", the opacity rises linearly to `alpha` at v = 0.5, and stays at `alpha` for larger values.
+        With "uniform", the opacity is `alpha` everywhere; signed heatmaps use "fade" instead, because 0 has no colour
+        of its own. None means "grow" on a grey base, and "fade" on a colour base.
     region : (int, int, int, int), default None
         Top, left, height and width of the pixels that the model saw. None means the whole image, with a warning if the
         sizes of heatmap and image differ. Pixels outside the region show the base alone.
@@ -96,9 +98,10 @@ def overlay(
     >>> gradcam.overlay("photo.jpg", heatmap, region=region, base="color").shape
     (640, 800, 3)
     """
-    # On a grey base, the hue of a pixel depends on the heatmap alone, so it can be found on the colour bar. Inferno is
-    # also readable for colour-blind people, because its lightness rises with the value. Turbo has more hues, which a
-    # colour base needs. The opacity is not uniform, because that would hide the image where the heatmap is low.
+    # On a grey base, the hue of a pixel depends on the heatmap alone, so users can find the hue on the colour bar.
+    # Colour-blind people can read the colour map inferno, because its lightness rises with the value. On a colour base,
+    # turbo is easier to read, because it has more hues. The opacity grows with the value, so that the image stays
+    # visible where the heatmap is low.
     look = fill_look(alpha=alpha, colormap=colormap, base=base, blend=blend)
     pixels, values = read_image(image), to_numpy(heatmap)
     height, width = pixels.shape[:2]
@@ -130,7 +133,7 @@ def _warn_if_stretched(shape: tuple[int, ...], height: int, width: int) -> None:
 
 
 def list_outline_strips(pixels: Any, sides: Sequence[bool]) -> Iterator[tuple[Any, int]]:
-    """Yield views of the outline pixels along the sides of an image (...,H,W), each with its tone.
+    """Yield views of the outline pixels along the sides of an image (...,H,W), each with `DARK_TONE` or `LIGHT_TONE`.
 
     Each side has a dark outer line and a light inner line, so that one of the lines is visible on any image. `sides`
     contains four bools: whether to draw the lines of the top, left, bottom and right side.
@@ -143,9 +146,9 @@ def list_outline_strips(pixels: Any, sides: Sequence[bool]) -> Iterator[tuple[An
 
 
 def fill_look(*, base: str = "gray", **options: Any) -> dict[str, Any]:
-    """Return the base, blend, alpha and colormap of a look. None and missing options get the default of the base.
+    """Return the options base, blend, alpha and colormap. Options that are None or missing get the base's defaults.
 
-    Raises `GradcamError` if the look is invalid.
+    Raises `GradcamError` if an option is invalid.
     """
     if not isinstance(base, str) or base not in BASES:
         check_choice(base, "base", BASES)
@@ -165,9 +168,9 @@ def to_grey(pixels: Pixels) -> Pixels:
 
 
 def draw_colour_bar(width: int, height: int, *, base: str = "gray", signed: bool = False, **look: Any) -> Pixels:
-    """Return a bar of the heatmap colours, from minimum to maximum, as they look on a middle grey.
+    """Return a bar of the heatmap colours from minimum to maximum, on a middle grey or, for a colour base, on white.
 
-    A colour base has no typical colour. Its bar has an opacity of 1, on white.
+    A colour base has no typical colour, so its bar is drawn with an `alpha` of 1.
     """
     values = np.tile(np.linspace(-1 if signed else 0, 1, width, dtype=np.float32), (height, 1))
     look |= {"alpha": 1} if base == "color" else {}
@@ -208,7 +211,10 @@ def list_colours(colormap: int) -> NDArray[np.float32]:
 
 @functools.lru_cache(maxsize=8)
 def _make_blend_tables(colormap: str, alpha: float, signed: bool, blend: str) -> NDArray[np.uint8]:
-    """Return a lookup table per channel (3,65536). Entry 256 * level + value is the blended pixel value."""
+    """Return blending tables (3,65536), one per channel, with an entry for each heatmap level and image value.
+
+    Entry 256 * level + value is the blended pixel value.
+    """
     colours, opacity = compute_colours(colormap, signed=signed, blend=blend)
     opacity = alpha * opacity
     mixed = (colours * opacity).T[..., None] + np.arange(256, dtype=np.float32) * (1 - opacity)

@@ -21,15 +21,15 @@ BLOCK_BYTES = 2**20
 FILE_KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-TEMPORARY_NAME = ".gradcam-{}.tmp"  # Other programs do not mistake a hidden .tmp file for an image.
+TEMPORARY_NAME = ".gradcam-{}.tmp"  # Other programs do not take a hidden .tmp file for an image.
 WRITE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 READ_SUFFIXES = WRITE_SUFFIXES | {".jpe", ".jfif", ".dib", ".gif", ".mpo", ".jp2", ".avif"}
 READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico", ".dcm", ".dicom"}
 MAX_NAME_BYTES = 240  # File systems allow 255 bytes. The other 15 bytes are for a number.
 MAX_NAME_PART_BYTES = 80  # for a label or a layer's name in a file name
 MAX_CHARACTER_BYTES = 4  # in UTF-8
-# A protocol has at least two letters, because a single letter is a Windows drive. fsspec chains protocols, as in
-# "simplecache::s3://". A text without "://" is a path, because a file may be called "a::b.jpg".
+# Matches URLs. A protocol has at least two letters, because a single letter is a Windows drive. fsspec chains
+# protocols, as in "simplecache::s3://". A text without "://" is a path, because a file name may contain "::".
 URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::.*)?://", re.DOTALL)
 LOCAL_URL_PATTERN = re.compile(r"(?:file|local)://", re.IGNORECASE)
 
@@ -124,8 +124,8 @@ class OutputNames:
     def claim(self, names: Sequence[str]) -> list[Path]:
         """Return an unused path for each result of an image.
 
-        If any of the paths is in use, one number is added to all names: the first number from 2 upwards for which all
-        paths are unused. If two results have the same name, the second result gets the next free number.
+        If any of the paths is in use, a number is added to all names. It is the first number from 2 upwards for which
+        all paths are unused. If two results have the same name, the second result gets the next free number.
         """
         first = next(number for number in count(1) if all(self._is_free(name, number) for name in names))
         paths = []
@@ -149,7 +149,7 @@ def _to_keys(path: Path) -> set[str]:
 
 
 def may_have_stem(name: str, stem: str) -> bool:
-    """Return whether a result with this stem can have this file name. Long names may be cut, and fit any stem."""
+    """Return whether a result with this stem can have this file name; True for long names, which may have been cut."""
     may_be_cut = len(os.fsencode(name.rpartition("/")[2])) > MAX_NAME_BYTES - MAX_CHARACTER_BYTES
     return may_be_cut or name.startswith(f"{stem}-")
 

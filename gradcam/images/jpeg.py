@@ -26,7 +26,7 @@ SAMPLINGS = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)}
 class JpegHeader:
     """The header of a JPEG file.
 
-    `height` and `width` are those of the stored image. `turn` is the EXIF orientation, which is not applied yet.
+    `height` and `width` are the sides of the stored image, to which the EXIF orientation `turn` is not applied.
     """
 
     height: int
@@ -46,16 +46,16 @@ def read_header(data: bytes) -> JpegHeader | None:
         image = JpegImagePlugin.JpegImageFile(file)
     except Exception:  # For broken headers, Pillow raises errors of many types.
         return None
-    # Pillow has read the header of the first scan, which contains the scan's number of channels. The compressed data
-    # starts at the current position.
+    # Pillow has read the file up to the end of the first scan's header, in which the number of channels is stored. The
+    # compressed data starts at the current position.
     start = file.tell()
     # In compressed data, each 0xFF is followed by a zero byte or belongs to a restart marker. The first end marker is
     # therefore the end of the image.
     has_end = data[start - 2 * image.layers - 4] == image.layers and data.find(END_MARKER, start) >= 0
     names, (first, *further) = [sampling[0] for sampling in image.layer], [sampling[1:3] for sampling in image.layer]
     is_supported_sampling = image.layers == 1 or (first in SAMPLINGS and set(further) <= {(1, 1)})
-    # Adobe's marker states whether the channels are YCbCr. In grey files, the marker has no meaning. The CPU
-    # decodes grey files with the marker, because such files are too rare for a special case.
+    # Adobe's marker states whether the channels are YCbCr. In grey files, the marker has no meaning. Still, grey files
+    # with the marker are left to the CPU, because they are too rare for a special case.
     is_ycbcr = image.info.get("adobe_transform", 1) == 1 and names != [*b"RGB"]
     is_sequential = image.layers == len(image.layer) and image.layers in (1, 3) and "progressive" not in image.info
     has_usual_orientation = data.count(EXIF_SIGNATURE, 0, start) <= 1 and not XMP_ORIENTATION.search(data, 0, start)
@@ -68,8 +68,8 @@ def read_header(data: bytes) -> JpegHeader | None:
 class Codec:
     """A library that decodes and encodes JPEG on a device.
 
-    `decode(files, is_grey)` takes the bytes of files as uint8 tensors on the CPU, all grey or all in colour. The
-    result is RGB images, uint8 (3,H,W), on the device. `turns` is True if `decode` applies the EXIF orientation.
+    `decode(files, is_grey)` takes the bytes of files as uint8 tensors on the CPU, all grey or all in colour. The result
+    is RGB images, uint8 (3,H,W), on the device. `turns` is True if `decode` rotates images by the EXIF orientation.
     `encode(images, quality)` returns the bytes of files. Both functions wait for earlier work on the current stream,
     and return finished results. While a function runs, no other work may be started on the stream.
     """

@@ -30,13 +30,13 @@ COLOURS: Sequence[Colour] = (
 )  # fmt: skip
 # The width of an edge's bar, the length of a dash, and the radius of a ring, as multiples of the finest line's width.
 BAR_WIDTH, DASH_LENGTH, RING_RADIUS = 10, 10, 10
-# The fraction of white in the colour of a weak (thin) line. A weak line has only two parts, a dark part and a coloured
-# part. White lightens the colour, to increase the contrast between the parts.
+# The fraction of white in the colour of a weak (thin) line. A weak line consists of a dark part and a coloured part.
+# White increases the contrast between the two parts.
 WHITE_IN_WEAK_LINES = 0.6
 # On a background of this luminance, dark and white text have the same contrast.
 MIDDLE_LUMINANCE = 0.2
-# A label's background has the mark's colour. To increase the contrast with the letters, this fraction of white is mixed
-# into the background of dark text, and this fraction of the dark colour into the background of white text.
+# A label's background has the mark's colour. To increase the contrast with dark letters, this fraction of white is
+# mixed into the colour. For white letters, the same fraction of the dark colour is mixed in.
 LABEL_CONTRAST = 0.25
 # The finest lines are one pixel wide for each 640 pixels of the image's mean side.
 PIXELS_PER_LINE_WIDTH = 640
@@ -146,7 +146,8 @@ def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
     side = math.sqrt(canvas.shape[0] * canvas.shape[1])
     unit, size = max(1, round(side / PIXELS_PER_LINE_WIDTH)), max(MIN_LETTER_SIZE, round(side / PIXELS_PER_LETTER))
     marks_with_pens = [(mark, _Pen.of(mark, unit)) for mark in _number_marks(marks, canvas)]
-    # Place the labels of explained objects (not weak) first. Draw their lines and labels last, on top of weak marks.
+    # The labels of explained objects (not weak) get their positions first. Their lines and labels are drawn last, on
+    # top of weak marks.
     marks_with_pens.sort(key=lambda pair: pair[0].weak)
     for mark, pen in reversed(marks_with_pens):
         _draw_lines(canvas, mark, pen)
@@ -330,13 +331,13 @@ def _find_bar(canvas: Pixels, frame: Rectangle, edge: str, pen: _Pen) -> Rectang
 
 
 def _draw_contour(canvas: Pixels, mask: NDArray[np.bool_], pen: _Pen) -> None:
-    """Draw the border of a mask in the style of a box's lines: dark outside, light inside."""
+    """Draw the border of a mask like the lines of a box: dark outside, light inside."""
     shape = mask.astype(np.uint8)
     contours, _ = cv2.findContours(shape, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
     if not contours:
         return
-    # At the image's border, move the contour inwards, so that its dark line stays inside the image. Remove corners that
-    # are too small to be visible, to save time: OpenCV draws a line between each pair of corners.
+    # At the image's border, move the contour inwards, so that its dark line stays inside the image. To save time,
+    # remove corners that are too small to be visible: OpenCV draws a line from each corner to the next.
     margin, size = pen.width // 2, np.array(mask.shape[::-1])
     lowest, highest = np.minimum(margin, size // 2), np.maximum(size - 1 - margin, size // 2)
     simplified = [cv2.approxPolyDP(np.clip(line, lowest, highest).astype(np.int32), 0.5, True) for line in contours]
@@ -407,13 +408,13 @@ def _find_place(
     candidates = np.array([(x, y, x + width, y + height) for x, y in inside])[:, None]
     labels = np.array(occupied).reshape(-1, 4)
     overlap = np.all((candidates[..., :2] < labels[:, 2:]) & (labels[:, :2] < candidates[..., 2:]), axis=2)
-    # argmin returns the first position without overlap. If all positions overlap, argmin returns the first position.
+    # `argmin` selects the first position without overlap or, if all positions overlap, the first of all positions.
     x, y = inside[np.any(overlap, axis=1).argmin()]
     return x, y, x + width, y + height
 
 
 def _find_anchor(canvas: Pixels, mark: Mark, pen: _Pen) -> Rectangle:
-    """Return the rectangle around a mark, so that the label can be placed beside the rectangle.
+    """Return the rectangle around a mark, beside which the label is placed.
 
     If the mark has no shape, return the image's upper left corner.
     """
@@ -481,7 +482,7 @@ def _check_numbers(values: Any, subject: str, names: str) -> None:
 
 
 def _number_marks(marks: Iterable[Mark], image: Pixels) -> list[Mark]:
-    """Return all marks as a list; the number of a mark without a number becomes its position.
+    """Return all marks as a list. A mark without a number gets its position as the number.
 
     Raises `ImageError` if a mask has another size than the image.
     """

@@ -30,8 +30,8 @@ def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(x < 1, inner, np.where(x < 2, outer, 0))
 
 
-# Pillow's filters by name: (support, function). The unit of the support is one output pixel if the image shrinks, and
-# one input pixel otherwise.
+# Pillow's filters by name: (support, function). The support is in output pixels if the image shrinks, and in input
+# pixels otherwise.
 FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.float64]]]] = {
     "box": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).astype(np.float64)),
     "bilinear": (1.0, lambda x: np.maximum(0, 1 - np.abs(x))),
@@ -45,18 +45,19 @@ FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.float
 RESIZES_TALL_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
 
 
-@functools.lru_cache(maxsize=256)  # Images in a folder often have the same size. An entry may take a megabyte.
+# Images in a folder often have the same size. The cache is limited, because an entry may take a megabyte.
+@functools.lru_cache(maxsize=256)
 def compute_weights(
     length: int, span: tuple[float, float], size: int, filter_name: str, device: torch.device
 ) -> tuple[int, Tensor]:
-    """Return the weights with which Pillow resizes the span (start, end) of `length` pixels to `size` pixels.
+    """Return Pillow's weights for resizing one axis: the `span` (start, end) of `length` pixels becomes `size` pixels.
 
     The result is an index and a float32 matrix (size,m): the weights of m input pixels, starting at the index. All
     other input pixels have weight 0.
     """
     scale = (span[1] - span[0]) / size
     centres = span[0] + (np.arange(size) + 0.5) * scale
-    if filter_name == "nearest":  # Add up steps as Pillow does. The rounding errors can change the nearest pixel.
+    if filter_name == "nearest":  # Add up steps as Pillow does, because rounding errors can change the nearest pixel.
         centres = np.cumsum([span[0] + 0.5 * scale, *[scale] * (size - 1)])
         nearest = np.clip(np.floor(centres).astype(int), 0, length - 1)
         first, last = int(nearest[0]), int(nearest[-1])
@@ -98,7 +99,7 @@ def _compute_cubic_weights(length: int, size: int, device: torch.device) -> Tens
     """Return OpenCV's cubic weights for resizing `length` pixels to `size` pixels: a matrix (size,length).
 
     As in OpenCV, the weights are computed in float32. Many resized values are close to the border between two colour
-    levels. Other rounding would change the levels of these values.
+    levels, so other rounding would change their levels.
     """
     centres = (np.arange(size) + 0.5) * (length / size) - 0.5
     first = np.floor(centres.astype(np.float32)).astype(int)

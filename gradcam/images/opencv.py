@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from gradcam.errors import GradcamError
 
 # All of these distributions install the folder `cv2`. A second distribution overwrites files of the first, and its
-# removal breaks the first. If several are installed, the error recommends the first in this order: contrib builds
-# contain all modules, and headless builds load on every machine.
+# removal breaks the first. The best distribution comes first: contrib builds contain all modules, and headless builds
+# load on every machine. If several are installed, the error recommends the best of them.
 DISTRIBUTIONS = ("opencv-contrib-python-headless", "opencv-contrib-python", "opencv-python-headless", "opencv-python")
 
 
@@ -29,7 +29,7 @@ def explain_failure(error: Exception) -> str:
     elif len(installed) > 1:
         advice = f"{' and '.join(installed)} overwrite each other's files, keep one of them"
     elif installed:
-        advice = "Its files are damaged or missing, install it again"
+        advice = "The files of OpenCV are damaged or missing, install OpenCV again"
     uninstall = f"pip uninstall --yes {' '.join(installed)} && " if installed else ""
     return f"OpenCV cannot be loaded ({error}). {advice}: {uninstall}pip install {package}"
 

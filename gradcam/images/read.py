@@ -42,7 +42,7 @@ IMAGE_FORMS = "a path, the bytes of a file, an open file, a PIL image, an array 
 READ_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO", "JPEG2000", "AVIF", "PPM", "TGA", "ICO")
 ORIENTATION_TAG = 0x0112  # in EXIF
 MEMORY_BUDGET_BYTES = 2**30  # per image: enough for 150 million RGB pixels of 8 bits, or 60 million of 16 bits
-# The bytes per pixel of this module's arrays: for 16-bit colours, and for grey values of more than 8 bits.
+# The bytes per pixel of this module's arrays, for 16-bit colours and for grey values of more than 8 bits.
 DEEP_COLOUR_BYTES, DEEP_GREY_BYTES = 13, 7
 # The bytes per pixel that each decoder needs in addition to Pillow's image.
 DECODER_BYTES = {"WEBP": 12, "JPEG2000": 16, "AVIF": 12, "TIFF": 4}
@@ -105,7 +105,7 @@ def read_image(image: ImageLike) -> Pixels:
 
 
 def is_one_image(value: Any) -> bool:
-    """Return whether the value is probably one image, in any supported form, and not several images."""
+    """Return whether the value is probably a single image, in any supported form, and not a list of images."""
     has_image_type = isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image))
     is_readable = hasattr(value, "read") or hasattr(value, "read_bytes")
     return has_image_type or is_readable or getattr(value, "ndim", 0) in (2, 3)
@@ -226,7 +226,7 @@ def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -
     with 16 bits per channel, in PNG and TIFF files, become uint16 (H,W,3). Orientation, transparency and animations are
     handled as in `read_image`. Raises `ImageError` like `read_image`.
     """
-    # Do not read with OpenCV, which reports no error for truncated images, and ignores transparency.
+    # Do not read images with OpenCV: it reports no error for truncated images, and ignores transparency.
     path = to_path(path)
     if isinstance(data, Image.Image):
         with translate_read_errors(path):
@@ -238,8 +238,8 @@ def read_values(path: str | os.PathLike[str], data: FileContent | None = None) -
                     raise ImageError("is closed: pass an open image") from None
                 raise
             return _to_values(data)
-    # Pass an open file instead of a path. For some TIFF files, Pillow would map a path into memory. If such a file has
-    # an orientation, Pillow would then return the pixels in a wrong order.
+    # Pass an open file to Pillow. If Pillow gets a path, it maps some TIFF files into memory. If such a file has an
+    # orientation, Pillow would then return the pixels in a wrong order.
     with translate_read_errors(path), open_content(path, data) as file, _open_image(file) as image:
         deep_mode = _find_deep_mode(image)
         _check_memory(image, file, DEEP_COLOUR_BYTES if deep_mode else DEEP_GREY_BYTES if image.mode[0] in "FI" else 3)
@@ -260,7 +260,7 @@ def read_label_mask(path: str | os.PathLike[str]) -> NDArray[np.int64]:
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
             contents = "fractions" if image.mode == "F" else f"colours ({image.mode})"
             raise ImageError(f"contains {contents}, expected labels: a palette, or integer grey values")
-        # Pillow multiplies grey values of 2 and 4 bits by 85 and 17, to fill 8 bits. Undo the multiplication.
+        # To fill 8 bits, Pillow multiplies grey values of 2 bits by 85, and of 4 bits by 17. Undo the multiplication.
         scale = {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1) if image.tile else 1
         _check_memory(image, file, 12)
         image.load()
@@ -285,7 +285,7 @@ def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
 
 
 def open_content(path: Path, data: bytes | None) -> BinaryIO:
-    """Open `data` if it is given, otherwise the file. Raises `ImageError` if the file is missing or empty."""
+    """Open `data` or, if it is None, the file. Raises `ImageError` if the file is missing or empty."""
     if data is None and not path.is_file():  # Opening a pipe would wait for a writer.
         raise ImageError("is not a file" if path.exists() else "does not exist")
     if (path.stat().st_size if data is None else len(data)) == 0:
@@ -373,7 +373,7 @@ def find_size(file: BinaryIO) -> int:
 
 
 def _find_deep_mode(image: ImageFile.ImageFile) -> str:
-    """Return the mode RGB, RGBA or LA if Pillow would reduce the file's 16-bit channels to 8 bits; otherwise ""."""
+    """Return the mode (RGB, RGBA or LA) of a file whose 16-bit channels Pillow would reduce to 8 bits; otherwise ""."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         depths = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
         if len(depths) > 1 and max(depths) > 8 and image.tag_v2.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2:
@@ -396,7 +396,7 @@ def _decode_deep(image: ImageFile.ImageFile, file: BinaryIO, mode: str) -> NDArr
     orientation = 1 if image.format == "TIFF" else find_orientation(image)
     file.seek(0)
     content = np.frombuffer(file.read(), np.uint8)
-    image.close()  # Pillow's copy was needed only to check that the image is complete. Free its memory.
+    image.close()  # Pillow's copy was needed only to check that the image is complete. Free the memory of the copy.
     values = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
     if values is None or values.dtype != np.uint16 or values.ndim != 3:
         raise ImageError("has 16-bit channels that cannot be decoded: save it as PNG, or as TIFF without compression")
@@ -429,7 +429,7 @@ def _to_opaque(image: Image.Image) -> Image.Image:
 def _to_array(image: Image.Image, change: Callable[[Image.Image], Image.Image] = lambda strip: strip) -> NDArray[Any]:
     """Apply `change` to a PIL image, and return the result as an upright array.
 
-    The image is converted in strips, because each step in Pillow or NumPy copies the data. Strips save memory.
+    Each step in Pillow or NumPy copies the data. To save memory, the image is converted in strips.
     """
     orientation, (width, height) = find_orientation(image), image.size
     sample = np.asarray(change(image.crop((0, 0, 1, 1))))
@@ -445,7 +445,7 @@ def _to_array(image: Image.Image, change: Callable[[Image.Image], Image.Image] =
 def _to_native(values: NDArray[Any], source: Image.Image) -> NDArray[Any]:
     """Convert single-channel values from Pillow's dtype to the dtype of the values in the file."""
     if not isinstance(source, TiffImagePlugin.TiffImageFile):
-        # Pillow may return 16-bit values as 32-bit integers.
+        # In files other than TIFF, integers have at most 16 bits, but Pillow may return 32-bit integers.
         is_16_bits = values.dtype.itemsize == 2 or (values.dtype.kind in "iu" and source.format is not None)
         return values.astype(np.uint16, copy=False) if is_16_bits else values
     if values.dtype.itemsize == 2:
@@ -519,7 +519,7 @@ def _is_finite(values: NDArray[Any]) -> Any:
 
 
 def _find_white(values: NDArray[Any]) -> tuple[float, float]:
-    """Return the value of white, and the maximum of the values, or 0 if all values are negative."""
+    """Return the value to display as white, and the largest finite value (0 if all values are negative)."""
     maximum = float(values.max(where=_is_finite(values), initial=0))
     ranges = (1, 255, 65535) if values.dtype.kind == "f" else (65535,)
     return next((white for white in ranges if maximum <= white), maximum), maximum

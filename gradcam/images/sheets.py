@@ -72,7 +72,7 @@ def draw_panel(
 
 
 def draw_legend(*, signed: bool = False, **look: Any) -> Pixels:
-    """Draw a colour bar between two labels, which explain its ends. The bar is as high as a line of text."""
+    """Draw a colour bar, as high as a line of text, between two labels that explain the ends of the bar."""
     before, after = LEGENDS[signed]
     start = measure_text(before, TITLE_SIZE) + GAP_PIXELS
     end = start + BAR_WIDTH + GAP_PIXELS
@@ -92,7 +92,7 @@ def measure_text(text: str, size: int) -> int:
 
 def fit_text(text: str, width: int, size: int) -> str:
     """Cut a text to this width in pixels, at this font size. A text that is cut ends with an ellipsis."""
-    text = text[: width + 1]  # Shorten huge texts first. Each letter is at least one pixel wide.
+    text = text[: width + 1]  # Cut huge texts first, to save time: each letter is at least one pixel wide.
     if measure_text(text, size) <= width:
         return text
     end = bisect.bisect_right(range(len(text)), width, key=lambda end: measure_text(f"{text[:end].rstrip()}…", size))

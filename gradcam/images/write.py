@@ -31,8 +31,8 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     Parameters
     ----------
     path : str or path
-        The file, ending in ``.png``, ``.jpg``, ``.jpeg``, ``.webp``, ``.bmp``, ``.tif`` or ``.tiff``. Its folder must
-        exist.
+        The file, ending in ``.png``, ``.jpg``, ``.jpeg``, ``.webp``, ``.bmp``, ``.tif`` or ``.tiff``. The folder of the
+        file must exist.
     image : array (H,W,3)
         RGB, uint8.
 
@@ -127,7 +127,7 @@ def select_maps(i: int | None, k: int | None, shape: tuple[int, ...], noun: str 
 def write_arrays(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor | None], words: Mapping[str, str | None], i: Any, k: Any
 ) -> None:
-    """Write all tensors (N,K,...) and words to ``.npz``, or one map of the first tensor to ``.npy``.
+    """Write all tensors (N,K,...) and strings to an ``.npz`` file, or one map of the first tensor to an ``.npy`` file.
 
     `i` selects the image, and `k` selects its map; None selects all. Raises `ImageError` if several maps are selected
     for ``.npy``, if there is no such map, or if the file cannot be written.

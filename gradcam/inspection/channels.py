@@ -72,7 +72,7 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
 
     for layer in requested:
         errors = [lay_out(name, module) for name, module in select_layers(model, layer).items() if name in outputs]
-        if all(errors):  # A pattern is an error only if none of its layers has a grid.
+        if all(errors):  # A pattern causes an error only if none of its layers has a grid.
             raise LayerError(f"{errors[0]} `gradcam inspect features` accepts any output.")
     return grids
 

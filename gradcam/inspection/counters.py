@@ -21,7 +21,8 @@ Formula = Callable[..., int]
 NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "dtensor")
 NEGLIGIBLE = ("torchvision::nms", "torchvision::roi_align", "torchvision::roi_pool", "torchvision::ps_roi_align")
 # PyTorch operators that multiply, but have no formula. Their number of multiply-adds is unknown.
-UNKNOWN = (  # `matmul` is listed for nested tensors. For all other tensors, it is counted by its decomposition.
+# `matmul` is listed for nested tensors. For other tensors, PyTorch decomposes it into operators with formulas.
+UNKNOWN = (
     "_addmm_activation", "_cdist_forward", "_cslt_sparse_mm", "_dyn_quant_matmul_4bit", "_euclidean_dist", "_fft_c2c",
     "_fft_c2r", "_fft_r2c", "_grouped_mm", "_int_mm", "_mixed_dtypes_linear",
     "_scaled_dot_product_attention_math_for_mps", "_scaled_dot_product_fused_attention_overrideable",
@@ -37,7 +38,7 @@ UNKNOWN = (  # `matmul` is listed for nested tensors. For all other tensors, it 
 
 
 class MultiplyAdds(TorchDispatchMode):
-    """A dispatch mode whose `total` is the number of multiply-adds that this thread computes while the mode is on.
+    """A dispatch mode that counts, in `total`, the multiply-adds that this thread computes while the mode is on.
 
     The formulas of `torch.utils.flop_counter` count two operations per multiply-add in matrix products, convolutions
     and attention. `FORMULAS` has formulas for other operators. Biases, norms, activations, pooling and interpolation
@@ -84,7 +85,10 @@ def _count_attention(query: Tensor, *parameters: Any, **__: Any) -> int:
 
 
 def _count_scaled_products(query: Tensor, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> int:
-    """Return the multiply-adds of attention on the CPU, for which older versions of PyTorch have no formula."""
+    """Return the multiply-adds of fused attention on the CPU.
+
+    Older versions of PyTorch have no formula for this operator.
+    """
     return prod(query.shape[:-1]) * keys.shape[-2] * (query.shape[-1] + values.shape[-1])
 
 
@@ -111,12 +115,12 @@ class Storages:
     """Counts the memory of tensors, and counts each storage once.
 
     Views and outputs of in-place operations add no memory, because their storage is already counted. Storages are
-    referenced weakly, so that tensors can be freed. If a new tensor gets the address of a freed tensor, its memory is
-    counted as new.
+    referenced weakly, so that tensors can be freed. If a new tensor gets the address of a freed tensor, the memory of
+    the new tensor is counted.
     """
 
     def __init__(self, tensors_before: Iterable[Tensor]) -> None:
-        self.total = 0  # Bytes, including the tensors passed to the constructor.
+        self.total = 0  # The sum in bytes, including the tensors passed to the constructor.
         self._counted: dict[int, StorageWeakRef] = {}
         self.add(list(tensors_before))
 

@@ -30,9 +30,9 @@ class Edit:
     """The handle of a gradient edit. The edit is active from the creation of the handle until `remove()`.
 
     The handle is also a context manager that removes the edit at the end of the context. If the context ends without an
-    error, the layers are checked. If the model ran but a layer did not, `LayerError` is raised. If a layer's output
-    required no gradient, `GradientError` is raised. For a pattern, one layer that passes these checks is enough. As
-    with PyTorch's own hooks, deleting the handle does not remove the edit.
+    error, the layers are checked. `LayerError` is raised if the model ran, but a layer did not run. `GradientError` is
+    raised if the output of a layer required no gradient. A pattern passes a check if one of its layers does. As with
+    PyTorch's own hooks, deleting the handle does not remove the edit.
 
     Parameters
     ----------
@@ -94,9 +94,9 @@ def edit_gradients(
 ) -> Edit:
     """Change gradients in the backward pass by a function, whose result is passed on to all earlier layers.
 
-    The edit is active immediately. It ends with `Edit.remove()` or with the `with` block. Several edits of one gradient
-    run in the order of their registration. If `inspection.record` records an edited layer, it records the edited
-    gradient.
+    The edit is active immediately. An edit ends with `Edit.remove()` or with the `with` block. Several edits of one
+    gradient run in the order of their registration. If `inspection.record` records an edited layer, it records the
+    edited gradient.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ def _is_positive(value: object) -> TypeGuard[float]:
 def _clip(gradient: Tensor, limit: float, norm: float | None) -> Tensor:
     # A sparse tensor may store several values for one index. `coalesce` adds these values before they are clipped.
     if gradient.layout == torch.sparse_coo:
-        # The clipped values are written to a clone, because constructing a sparse tensor warns in PyTorch 2.11.
+        # Write the clipped values to a clone. Constructing a new sparse tensor would cause a warning in PyTorch 2.11.
         clone = gradient.coalesce().clone()
         clone._values().copy_(_clip(clone._values(), limit, norm))
         return clone
@@ -313,8 +313,8 @@ class ParameterAliases(TorchFunctionMode):
 
     The parameters themselves, and their `requires_grad`, do not change, so other threads may use and train them at the
     same time. `on_use(parameter)` is called whenever a parameter is an argument of an operation. TorchScript and custom
-    `autograd.Function`s use the parameter itself, not its alias. The gradient at the parameter is then added to the
-    gradient at the alias. If the parameter is frozen, there is only the gradient at the alias.
+    `autograd.Function`s use the parameter itself, not its alias. If the parameter is not frozen, the gradient at the
+    parameter is then added to the gradient at the alias.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], on_use: Callable[[nn.Parameter], None]) -> None:
@@ -339,14 +339,15 @@ class ParameterAliases(TorchFunctionMode):
     def differentiate(self, score: Tensor, other_leaves: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
         """Return the gradients of a scalar score at all parameters that affect the score, without changing ``.grad``.
 
-        Gradients at `other_leaves` are also computed, but not returned. They make the backward pass reach all tensors
-        between these leaves and the score, so that the gradient hooks of these tensors run.
+        The backward pass also extends to `other_leaves`, so that gradient hooks between these leaves and the score run.
+        The gradients at `other_leaves` are not returned.
         """
         targets = list(self._aliases.values())  # (parameter, leaf that shares its memory)
         parameters = [parameter for parameter, _ in targets]
         targets += [(leaf, leaf) for leaf in parameters if leaf.requires_grad and not leaf.is_inference()]
-        # Pass graph edges to `torch.autograd.grad`. For tensors, PyTorch would switch this mode (`self`) off during the
-        # backward pass. Checkpoints need the mode there, because they recompute a part of the forward pass.
+        # Pass graph edges to `torch.autograd.grad`. With tensors as arguments, PyTorch would switch this mode (`self`)
+        # off during the backward pass. The mode must stay on, because checkpoints recompute a part of the forward pass
+        # in the backward pass.
         edges = [pytorch.find_edge(leaf) for leaf in (*(leaf for _, leaf in targets), *other_leaves)]
         with self:
             gradients = pytorch.differentiate_edges(score, edges)

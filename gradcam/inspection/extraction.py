@@ -82,20 +82,21 @@ def _has_forward(module: nn.Module) -> bool:
 
 
 class _Stop(BaseException):
-    """Raised in a hook to end a forward pass. The argument is the extraction for which the pass ran.
+    """An exception that a hook raises to end a forward pass. Its argument is the extraction for which the pass ran.
 
     The class is not an `Exception`, because many models catch exceptions.
     """
 
 
-# The innermost extraction of this thread. If a model calls `features` in its own forward, only the inner call records.
+# The innermost running call of `features` in this thread. If a model calls `features` in its own forward, only the
+# inner call records outputs.
 _innermost: ContextVar[object] = ContextVar("innermost", default=None)
 
 
 def _extract(
     run_model: Callable[[], Any], groups: Sequence[Mapping[str, nn.Module]], *, ends_early: bool
 ) -> dict[str, Tensor]:
-    """Run the model, and return the outputs of layers. Raise `LayerError` if a group has no floating-point output."""
+    """Run the model, and return outputs by layer. Raise `LayerError` if a group has no floating-point output."""
     layers = {name: module for group in groups for name, module in group.items()}
     outputs: dict[str, Tensor | None] = {}
     extraction, outer = object(), _innermost.get()
@@ -108,7 +109,7 @@ def _extract(
             return
         if (tensor := find_floating_tensor(output)) is not None:
             refuse_vmap(tensor)
-            # Without this context, a model that uses inference mode would make the clone an inference tensor.
+            # If the model uses inference mode, the clone would otherwise be an inference tensor.
             with torch.inference_mode(False):
                 tensor = tensor.detach().clone()
         outputs[name] = tensor
@@ -125,7 +126,7 @@ def _extract(
         if stop.args != (extraction,):
             raise
     except Exception:
-        if not has_all():  # A model that catches `_Stop` may fail later.
+        if not has_all():  # If the model caught `_Stop`, later errors of the model do not matter.
             raise
     finally:
         _innermost.set(outer)

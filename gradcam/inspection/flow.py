@@ -31,15 +31,17 @@ from gradcam.targets.classes import compute_scores
 
 NO_GRADIENT, VANISHING, EXPLODING = "no gradient", "vanishing", "exploding"
 NAN, INFINITE = "NaN", "infinite"
-# Limits for the norm of the gradient at a layer's output, divided by the norm at the model's output. This ratio hardly
-# depends on pooling or on the number of values. ResNets, VGGs, DenseNet121 and Vision Transformers, trained or not, are
-# far inside the limits. Networks with thirty sigmoid layers, or with weights four times too large, are far outside.
+# Limits for a ratio: the norm of the gradient at a layer's output, divided by the norm at the model's output. The ratio
+# hardly depends on pooling or on the number of values. For ResNets, VGGs, DenseNet121 and Vision Transformers, trained
+# or not, the ratio is far inside the limits. For networks with thirty sigmoid layers, or with weights four times too
+# large, the ratio is far outside.
 MIN_NORM_RATIO, MAX_NORM_RATIO = 1e-4, 1e4
-CHUNK_VALUES = 2**16  # Values per CPU thread: half a megabyte in float64, which fits into a core's cache.
-MAX_CHUNK_THREADS = 4  # Limits the chunk size, because NumPy's part of the work uses a single thread.
+# The number of values per CPU thread. In float64, these values take half a megabyte, which fits into a core's cache.
+CHUNK_VALUES = 2**16
+MAX_CHUNK_THREADS = 4  # More threads do not get larger chunks, because NumPy's part of the work uses a single thread.
 MIN_SQUARE_SUM, MAX_SQUARE_SUM = 1e-290, 1e290  # Inside these limits, a sum of squares is precise in float64.
-# If the sum of squared deviations is below this fraction of the sum of squares, its rounding error is too large. The
-# deviations are then computed again, after the mean is subtracted.
+# The sum of squared deviations is first computed from the sum of squares. If the result is below this fraction of the
+# sum of squares, its rounding error is too large. The sum is then computed from the values minus the mean.
 MIN_RELATIVE_SPREAD = 1e-6
 Measurement = tuple[int, Tensor]  # (number of values, result of `measure`)
 
@@ -57,7 +59,7 @@ class GradientFlow:
     model : str
         The model's class.
     classes : Tensor (N,K) or None
-        int64; None if the target was a function.
+        The explained classes, int64; None if the target was a function.
     scores : Tensor (N,K)
         The scores, float32. The sum of all scores was differentiated.
 
@@ -105,7 +107,7 @@ class LayerGradients:
     parameters : tuple of ParameterGradient
         The layer's own parameters, without those of its submodules.
     verdict : str or None
-        A problem such as "vanishing"; None if there is none.
+        A problem such as "vanishing"; None if there is no problem.
 
     Examples
     --------
@@ -184,8 +186,8 @@ class ParameterGradient:
 class Statistics:
     """Summary statistics of a tensor.
 
-    For an empty tensor, `norm` and `largest` are 0, and `mean`, `std` and `zeros` are NaN. If the tensor contains NaN
-    or infinite values, these values are not excluded from `norm`, `mean`, `std` and `largest`.
+    For an empty tensor, `norm` and `largest` are 0, and `mean`, `std` and `zeros` are NaN. NaN and infinite values of
+    the tensor are included in `norm`, `mean`, `std` and `largest`.
 
     Attributes
     ----------
@@ -196,7 +198,7 @@ class Statistics:
     mean : float
         The mean.
     std : float
-        The sample standard deviation, with divisor count - 1; 0 for one value.
+        The sample standard deviation (the divisor is ``count - 1``); 0 if there is only one value.
     zeros : float
         The fraction of values that are exactly zero, in [0,1].
     largest : float
@@ -334,9 +336,9 @@ def _select_layer_names(model: nn.Module, layers: Layers | None, observer: Gradi
 class GradientObserver:
     """Observes layers while a model runs and while a score is differentiated.
 
-    `order` contains the names of layers that ran or whose parameters were used, in order of execution. `without_tensor`
-    contains the layers that returned no floating-point tensor. `returning_input` contains the layers that returned
-    their input. `parameter_owners` maps the id of each parameter to the name of its layer.
+    `order` contains the names of layers that ran, or whose parameters were used, in order of execution.
+    `without_tensor` contains the layers that returned no floating-point tensor. `returning_input` contains the layers
+    that returned their input. `parameter_owners` maps the id of each parameter to the name of its layer.
     """
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
@@ -350,15 +352,15 @@ class GradientObserver:
         self._runs: Counter[str] = Counter()
         self._scale = 1.0
         self._is_differentiating = False
-        # Layer names are the keys, and None is the key for the model's output.
+        # The keys are layer names, and None for the model's output.
         self._activations: dict[str | None, list[Measurement]] = defaultdict(list)
         self._parameters: dict[nn.Parameter, Measurement] = {}
 
     def note_use(self, parameter: nn.Parameter) -> None:
-        """Note that an operation uses a parameter.
+        """Record that an operation uses a parameter.
 
-        The layer may never run. For example, attention uses the weight of its output projection without a call of the
-        projection layer.
+        The layer that owns the parameter may never run. For example, attention uses the weight of its output projection
+        without a call of the projection layer.
         """
         if (name := self.parameter_owners.get(id(parameter))) is not None:
             self.order.setdefault(name)
@@ -368,7 +370,8 @@ class GradientObserver:
         def observe_output(name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
             if self._is_differentiating:  # A checkpoint repeats a run in the backward pass.
                 return None
-            if name not in self._runs:  # Order the layer by its first run.
+            # A use of a parameter may have listed the layer already. Move the layer to the position of its first run.
+            if name not in self._runs:
                 self.order.pop(name, None)
                 self.order[name] = None
             self._runs[name] += 1
@@ -381,12 +384,12 @@ class GradientObserver:
             return self.watch_output(name, output, hooks)
 
         for name, layer in self._layers.items():
-            # Scripted modules, which a model may contain, do not support these hooks.
+            # A model may contain scripted modules, which do not support these hooks.
             if not isinstance(layer, torch.jit.ScriptModule):
                 hooks.after_forward(layer, partial(observe_output, name))
 
     def watch_output(self, name: str | None, output: Any, hooks: Hooks) -> Any:
-        """Return an output equal to `output` whose gradient will be measured in the backward pass.
+        """Register the measurement of the gradient at `output`, and return the output to continue with.
 
         `name` is the name of the layer; None for the output of the model.
         """
@@ -422,8 +425,8 @@ class GradientObserver:
     def reference(self) -> float:
         """Return the norm of the gradient at the model's output.
 
-        If that norm is zero, infinite or NaN, return the norm at the last layer whose norm is positive and finite. If
-        there is no such layer, return 0.
+        If this norm is zero, infinite or NaN, return the norm at the last layer with a positive, finite norm. If there
+        is no such layer, return 0.
         """
         statistics = (self._join_runs(name) for name in (None, *reversed(self.order)))
         norms = (gradient.norm for gradient in statistics if gradient is not None)
@@ -468,7 +471,7 @@ def find_verdict(layer: LayerGradients, reference: float) -> str | None:
 
 
 def rms(gradient: Statistics) -> float:
-    """Return the root mean square of the values, which unlike the norm does not grow with their number."""
+    """Return the root mean square of the values. Unlike the norm, it does not grow with the number of values."""
     return gradient.norm / math.sqrt(gradient.count)
 
 
@@ -506,7 +509,7 @@ def measure(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     tensor = tensor.resolve_neg()
-    # The axes are sorted by stride, so that flattening does not copy the values.
+    # Sort the axes by stride, so that flattening does not copy the values.
     strides = tensor.stride()
     values = tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis])).reshape(-1)
     dtype = torch.float32 if values.device.type == "mps" else torch.float64
@@ -524,8 +527,8 @@ def measure_whole(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     count = values.numel()
     mean = values.mean(dtype=dtype)
     centre = mean.to(values.dtype)
-    # `centre` is the mean, rounded to the dtype of the values. The differences then keep this dtype and use less
-    # memory. The last term corrects for the rounding.
+    # `centre` is the mean, rounded to the dtype of the values. The differences then keep this dtype, which saves
+    # memory. The last term corrects the rounding of the mean.
     squares = torch.linalg.vector_norm(values - centre, dtype=dtype) ** 2 - count * (mean - centre) ** 2
     low, high = values.aminmax()
     numbers = [
@@ -542,7 +545,7 @@ def _measure_in_chunks(values: Tensor) -> list[float]:
     if nans or infinities:
         extreme = math.nan if nans else math.inf
         return [extreme, total / count, math.nan, zeros / count, extreme, nans, infinities]
-    if largest and not MIN_SQUARE_SUM < squares < MAX_SQUARE_SUM:  # Possible only in float64.
+    if largest and not MIN_SQUARE_SUM < squares < MAX_SQUARE_SUM:  # Such sums are possible only for values in float64.
         norm, mean, std, zero_share, *_ = _measure_in_chunks(values / largest)
         return [norm * largest, mean * largest, std * largest, zero_share, largest, 0, 0]
     spread = squares - total / count * total

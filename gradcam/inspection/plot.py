@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COLOURS = {VANISHING: "#2b6cb0", EXPLODING: "#c2410c", NO_GRADIENT: "#6b21a8", "NaN": "#b91c1c", "infinite": "#b91c1c"}
 INK, MUTED, LINE, RING = "#1f2937", "#9ca3af", "#374151", "#0d9488"
 DOTS_PER_INCH = 100
-MAX_LAYER_LABELS = 72  # In networks with more layers, only every second, third, ... layer is named below the axis.
+MAX_LAYER_LABELS = 72  # If there are more layers, only every second, third, ... layer is named below the axis.
 INCHES_PER_LAYER, MIN_WIDTH_INCHES, MAX_WIDTH_INCHES = 0.19, 8.0, 18.0  # Width of the figure.
 # Height of the plot, and additional height for each letter of the longest name below the plot.
 PLOT_HEIGHT_INCHES, INCHES_PER_LETTER = 5.6, 0.042
@@ -67,8 +67,8 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
 
     outputs = [math.nan if layer.activations is None else layer.activations.norm for layer in flow.layers]
     parameters = [layer.parameters_norm for layer in flow.layers]
-    # The axis extends to the powers of ten around all norms. It extends at least two decades above and below the
-    # reference, so that small differences look small.
+    # The axis starts and ends at powers of ten, and covers all norms. It covers at least two decades above and below
+    # the reference, so that small differences look small.
     middle = math.log10(flow.reference) if flow.reference else 0.0
     logs = [middle, *(math.log10(norm) for norm in outputs + parameters if 0 < norm < math.inf)]
     low = 10 ** (math.floor(max(middle - MAX_DECADES, min(*logs, middle - 2))) - 0.6)
@@ -133,7 +133,10 @@ def _shade(axes: Axes, reference: float, low: float, high: float) -> None:
 
 
 def _hide_off_scale(norms: Sequence[float]) -> list[float]:
-    """Replace norms that a logarithmic axis cannot show by NaN. Markers at the edges of the axis show these norms."""
+    """Replace norms that a logarithmic axis cannot represent by NaN.
+
+    Markers at the edges of the plot stand for such norms.
+    """
     return [norm if 0 < norm < math.inf else math.nan for norm in norms]
 
 

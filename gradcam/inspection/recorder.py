@@ -76,7 +76,7 @@ def record(
 
     Notes
     -----
-    A gradient is the sum over all uses of the output tensor, as with `retain_grad()`. If two modules return the same
+    As with `retain_grad()`, a gradient is the sum over all uses of the output tensor. If two modules return the same
     tensor, such as a block and its last submodule, their gradients are equal.
 
     Examples
@@ -359,7 +359,8 @@ class Key(NamedTuple):
     kind: str
 
 
-Layout = tuple[tuple[Key, int], ...]  # For each row of a block: the key, and the number of values in the tensor.
+# The keys of a block's rows, each with the number of values in the recorded tensor.
+Layout = tuple[tuple[Key, int], ...]
 
 
 class RecordStore:
@@ -384,10 +385,10 @@ class RecordStore:
             self._snapshots[key] = tensor.to("cpu", copy=True) if self._keep == "cpu" else tensor.clone()
 
     def pack(self) -> None:
-        """Stack all rows into one tensor.
+        """Stack the statistics of all tensors into one tensor.
 
-        If any row is on a GPU, the tensor is on a GPU, too. A copy to the CPU would wait for the GPU, but a copy to a GPU
-        does not.
+        If some statistics are on a GPU, the result is on a GPU. A copy to the CPU would wait for the GPU, but a copy to
+        a GPU does not wait.
         """
         if not self._unpacked:
             return

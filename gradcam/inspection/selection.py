@@ -120,7 +120,10 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 class RunCheck:
-    """Checks that requested layers ran and that their outputs required gradients. One layer per pattern is enough."""
+    """Checks that requested layers ran, and that their outputs required gradients.
+
+    A pattern passes a check if one of its layers does.
+    """
 
     def __init__(self, model: nn.Module, layers: Layers) -> None:
         requested = layers if layers == () else to_layer_list(layers)
@@ -136,7 +139,7 @@ class RunCheck:
             self._ran_with_grad.add(name)
 
     def note_model(self, *_: object) -> None:
-        """Note in a forward hook that the whole model ran, except in passes that gradcam itself runs."""
+        """Record that the whole model ran, except in gradcam's own passes. This method is a forward hook."""
         self._has_model_run |= not in_own_pass()
 
     def require_runs(self) -> None:
@@ -171,7 +174,7 @@ Attacher = Callable[[str, Tensor, GradientHook], Tensor]
 def follow_layers(
     hooks: Hooks, layers: Mapping[str, nn.Module], on_activations: ActivationHook, *, attach: Attacher | None = None
 ) -> None:
-    """Call `on_activations(name, activations)` at each run of a layer, and attach the gradient hook that it returns.
+    """Call `on_activations(name, activations)` at each run of a layer, and attach the gradient hook that is returned.
 
     `activations` is the first floating-point tensor of the layer's output, detached. The model may change this tensor
     in place after the call. If `on_activations` returns a hook, the hook gets the gradient with respect to this tensor,
@@ -209,12 +212,12 @@ class _CheckpointHooks:
     """Stores the gradient hooks of layers inside reentrant checkpoints until the backward pass.
 
     A reentrant checkpoint first runs its layers with grad mode off. In the backward pass, the checkpoint's autograd
-    node runs the layers again with grad mode on. For each node, the runs of a layer come in the same order in every
-    backward pass.
+    node runs the layers again with grad mode on. In every backward pass, the runs of a layer in such a node come in the
+    same order, so the stored hooks can be matched by order.
     """
 
     def __init__(self) -> None:
-        # The nodes are referenced weakly, so that their hooks are deleted with the graph.
+        # The keys (autograd nodes) are weak references, so that the stored hooks are deleted with the graph.
         self._functions: WeakKeyDictionary[Any, dict[str, deque[GradientHook | None]]] = WeakKeyDictionary()
 
     def add(self, name: str, function: GradientHook | None) -> None:
@@ -229,7 +232,7 @@ class _CheckpointHooks:
 
     def find(self, name: str) -> GradientHook | None:
         node = find_running_node()
-        is_checkpoint = isinstance(node, BackwardCFunction)  # Other nodes do not support weak references.
+        is_checkpoint = isinstance(node, BackwardCFunction)  # Nodes of other classes do not support weak references.
         functions = self._functions.get(node, {}).get(name) if is_checkpoint else None
         if functions:
             functions.rotate(-1)

@@ -20,18 +20,19 @@ from gradcam.images.sheets import INK, LINE_HEIGHT, MARGIN, WHITE, find_font, me
 from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
 from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES, accept_old_parameters, check_choice, check_count
 
-# The colours for maps with negative values, chosen by eye on maps of photographs. Zero is black, as in the colour map
-# for positive maps, so that dead channels look the same in every layer. White at zero would make sparse maps pale.
+# The colours of positive and negative values in maps that have both, chosen by eye on maps of photographs. Zero is
+# black, as in the colour map for positive maps, so that dead channels look the same in every layer. If zero were white,
+# sparse maps would look pale.
 POSITIVE_COLOURS = ((0, 0, 0), (110, 40, 25), (200, 90, 40), (245, 170, 80), (255, 245, 215))
 NEGATIVE_COLOURS = ((0, 0, 0), (25, 60, 110), (50, 130, 190), (140, 210, 240), (235, 250, 255))
-MARKER = (255, 0, 255)  # Magenta for NaN and infinity. No usual colour map contains magenta.
+MARKER = (255, 0, 255)  # The colour of NaN and infinity: magenta, which no usual colour map contains.
 PERCENTILE = 99
 TITLE, TEXT, LABEL = 18, 14, 12  # Font sizes.
 HEADING, CAPTION = 34, 18  # Heights of the line above the cells and of the text below a cell.
 BAR, BAR_HEIGHT = 80, 12
 CAPTION_COLOUR = (105, 105, 105)
 MAX_PIXELS = 2**28  # For all cells together. At the default size, this allows 21,000 cells.
-LEGEND = "Each cell is a channel. Below it are its number and its mean absolute activation."
+LEGEND = "Each cell is a channel. Below the cell are the channel's number and mean absolute activation."
 
 
 @accept_old_parameters
@@ -68,8 +69,8 @@ def draw_activations(
         The order of the channels. "strongest" sorts them by mean absolute activation, "index" by channel number.
     scale : str, default "channel"
         The colour scale. "channel" scales each channel to its own maximum, which shows its structure; "layer" scales
-        all channels to the maximum of the layer, so that strong channels stand out. Both maxima are the 99th percentile
-        of the non-zero absolute values.
+        all channels to the maximum of the layer, so that strong channels stand out. In both cases, the maximum is the
+        99th percentile of the non-zero absolute values.
     size : int, default 112
         The longer side of a cell, in pixels. Smaller maps are enlarged without interpolation.
     colormap : str, default "inferno"
@@ -211,7 +212,8 @@ def draw_cell(values: NDArray[np.float64], size: int, *, largest: float, signed:
     levels, colours = (values / (largest or 1.0)).astype(np.float32), find_colours(colormap, signed=signed)
     if longest > size:
         return _paint(resize(levels, rows, columns), colours)
-    factor = math.ceil(size / longest)  # Rounded up: enlarging by an integer and then shrinking avoids jagged edges.
+    # Enlarge by an integer factor, rounded up, and then shrink, to avoid jagged edges.
+    factor = math.ceil(size / longest)
     enlarged = _paint(levels, colours).repeat(factor, 0).repeat(factor, 1)
     return np.asarray(cv2.resize(enlarged, (columns, rows), interpolation=cv2.INTER_AREA), np.uint8)
 

@@ -91,7 +91,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls of a forward pass, in order of their start. The first call is the model's own and has the totals.
+    """The calls of a forward pass, in order of their start. The first call is the call of the model, with the totals.
 
     Attributes
     ----------
@@ -154,7 +154,8 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     model : nn.Module
         Any model.
     images : Tensor, tuple or mapping
-        The model's input, images or not. A tuple is passed as positional arguments, a mapping as keyword arguments.
+        The model's input. The input may contain any tensors, not only images. A tuple is passed as positional
+        arguments, a mapping as keyword arguments.
     rounds : int, default 3
         The number of timed passes. Times are medians over these passes. If 0, no times are measured. Before the timed
         passes, one pass counts operations.
@@ -197,7 +198,8 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     if is_meta:
         args, kwargs = map_tensors((args, kwargs), lambda tensor: tensor.to("meta"))
     devices = list(dict.fromkeys(tensor.device for tensor in chain(model_tensors, list_tensors((args, kwargs)))))
-    # Scripted modules cannot be hooked. The wrappers of torch.compile are not modules of the user's model.
+    # Leave out scripted modules, which do not support hooks, and the wrappers of torch.compile, which are not modules
+    # of the user's model.
     names: dict[nn.Module, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, torch.jit.ScriptModule) and not hasattr(module, "_orig_mod"):
@@ -228,7 +230,7 @@ def _to_calls(
     for module, (name, *_) in names.items():
         for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             owners[parameter].append((module, f"{name}.{key}".lstrip(".")))
-    # If a module shares parameters with other modules, the names of these parameters in the other modules.
+    # For each module that shares parameters with other modules: the names of these parameters in the other modules.
     tied: dict[nn.Module, dict[str, None]] = defaultdict(dict)
     for parameter_owners in owners.values():
         for module, _ in parameter_owners:
@@ -263,7 +265,7 @@ class TracedModel:
 
 
 class CallSnapshot(NamedTuple):
-    """The shapes and dtypes of the input or output of a call, and the counters of the pass at this point."""
+    """The shapes and dtypes of a call's input or output, and the pass's counters at the start or end of the call."""
 
     shapes: tuple[Shape, ...]
     dtypes: tuple[str, ...]
@@ -326,7 +328,7 @@ def _shape(tensor: Tensor) -> Shape:
 
 
 class CallLog:
-    """Records the calls of modules in one pass. `entries` are in order of start; `open` are the calls still running.
+    """Records the calls of modules in one pass. `entries` has all calls in order of start, `open` the running calls.
 
     For each call, the results of `begin((args, kwargs))` and `end(output)` are recorded. `begin` is the last function
     before the call, and `end` is the first function after the call, so that a clock measures only the call.
@@ -348,7 +350,8 @@ class CallLog:
             snapshot = end(output)
             while self.open:
                 entry = self.open.pop()
-                # An entry of another module is an inner call that raised an exception, which the model caught.
+                # An entry of another module belongs to an inner call that raised an exception. The model caught the
+                # exception.
                 if entry.module is module:
                     entry.end = snapshot
                     return
@@ -359,7 +362,10 @@ class CallLog:
 
     @property
     def order(self) -> list[tuple[nn.Module, int, bool]]:
-        """Return the module and depth of each call, and whether it raised an exception, to compare two passes."""
+        """Return the module and the depth of each call, and whether the call raised an exception.
+
+        Two passes agree if these lists are equal.
+        """
         return [(entry.module, entry.depth, entry.end is None) for entry in self.entries]
 
 
@@ -379,8 +385,8 @@ class TraceEntry:
     def depth(self) -> int:
         """Return the number of calls that contain this call.
 
-        If a parent raised an exception, its end is unknown, so this call may have started later. The parent then counts
-        only if this module is one of its submodules.
+        If a parent raised an exception, its end is unknown, so this call may have started after the parent's end. Such
+        a parent counts only if this call's module is one of its submodules.
         """
         depth, parent = 0, self.parent
         while parent is not None:

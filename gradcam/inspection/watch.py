@@ -1,4 +1,4 @@
-"""Watch the steps of a training loop for NaN or infinite gradients, and find the layer that caused the first one."""
+"""Watch the steps of a training loop for NaN or infinite gradients, and find the layer with the first such gradient."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Discovery:
         fact = f"the gradient at the {place} of {layer} is {self.kind}{values}"
         start = f"Step {self.step}: {fact}, the first such gradient in the backward pass."
         if self.cause is not None:
-            cause = f"the first non-finite output is that of {_layer_text(self.cause)}"
+            cause = f"the first non-finite output is the output of {_layer_text(self.cause)}"
             return f"{start} The problem began in the forward pass: {cause}."
         location = f"between {layer} and the loss" if self.tensor == OUTPUT else f"inside {layer}"
         return f"{start} The forward pass was finite: check the operations {location}."
@@ -127,12 +127,12 @@ class Watch:
 def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfinite: str = "warn") -> Iterator[Watch]:
     """Watch a training loop, and warn of the first layer with a NaN or infinite gradient.
 
-    The first layer is the first in the backward pass, so this layer is nearest to the loss. After a report, there is no
-    further report until a step has only finite gradients. Training does not change: results are identical to the bit.
-    Only the thread that entered the context is watched. On a GPU, each backward pass is synchronised once, at its end.
-    With float16 and a `GradScaler`, an occasional infinite gradient is normal, because `GradScaler` uses infinite gradients
-    to find its scale. Gradients of outputs that autograd does not record, and of parameters that are unfrozen later,
-    are not watched.
+    The first layer is the first in the backward pass, so this layer is nearest to the loss. After a report, the next
+    report can only follow once a step has had only finite gradients. Training does not change: results are identical to
+    the bit. Only the thread that entered the context is watched. On a GPU, each backward pass is synchronised once, at
+    its end. With float16 and a `GradScaler`, an occasional infinite gradient is normal, because `GradScaler` uses
+    infinite gradients to find its scale. Gradients of outputs that autograd does not record, and of parameters that are
+    unfrozen later, are not watched.
 
     Parameters
     ----------
@@ -143,8 +143,8 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
         their submodules. None means all layers. Parameters are watched if they require gradients when the context
         begins.
     on_nonfinite : str, default "warn"
-        "warn" issues a `GradientWarning`, and "raise" raises `GradientError`: in both cases at the end of the backward
-        pass, before an optimiser uses the gradients.
+        "warn" issues a `GradientWarning`, and "raise" raises `GradientError`. The warning and the error come at the end
+        of the backward pass, before an optimiser uses the gradients.
 
     Yields
     ------
@@ -178,7 +178,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
     model = unwrap(model)
     modules = dict(model.named_modules()) if layers is None else select_layers(model, layers)
     modules = {name: module for name, module in modules.items() if not isinstance(module, torch.jit.ScriptModule)}
-    # If `layers` is None, it is no error that a layer never runs.
+    # If `layers` is None, no layer is requested, so a layer that never runs is no error.
     run_check = RunCheck(model, () if layers is None else layers)
     watcher = StepWatcher(on_nonfinite)
 
@@ -191,13 +191,14 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
             run_check.note_run(name)
         for tensor in list_tensors(output):
             is_usual = tensor.is_floating_point() and not pytorch.is_functorch_tensor(tensor)
-            if not is_usual or watcher.is_previous_output(tensor):  # A block may return its last layer's output.
+            # If a block returns the output of its last layer, the tensor is already watched.
+            if not is_usual or watcher.is_previous_output(tensor):
                 continue
             if not is_repeated and (module.training or torch.is_grad_enabled()):
                 watcher.note_output(name, tensor)
             if tensor.requires_grad:
-                # If the model changes the tensor in place later, a hook on the tensor still gets the gradient of this
-                # value.
+                # Hook the tensor itself. If the model changes it in place later, the hook still gets the gradient of
+                # the present value.
                 hooks.at_gradient(tensor, watcher.make_hook(name, OUTPUT))
 
     watched_modules = {part for module in modules.values() for part in module.modules()}
@@ -234,11 +235,11 @@ class StepWatcher:
         if not self._is_forward:
             self._is_forward = True
             self._outputs.clear()
-            self._gradients.clear()  # Left over if an exception ended the last backward pass.
+            self._gradients.clear()  # If an exception ended the last backward pass, gradients are left over.
             self._backward_tasks.clear()
 
     def is_previous_output(self, tensor: Tensor) -> bool:
-        """Return whether this tensor was also passed to the previous call of this method, and was not changed since."""
+        """Return whether the previous call of this method got the same tensor, and the tensor has not changed since."""
         previous, self._previous_output = self._previous_output, (weakref.ref(tensor), version_of(tensor))
         return previous is not None and previous[0]() is tensor and previous[1] == self._previous_output[1]
 
@@ -255,12 +256,14 @@ class StepWatcher:
         def inspect_gradient(gradient: Tensor) -> None:
             task = pytorch.find_backward_task()
             if task not in self._backward_tasks:
-                if tensor != OUTPUT:  # Another thread may run this backward pass.
+                # The gradient of a parameter may belong to a backward pass of another thread. So only an output starts
+                # a new pass.
+                if tensor != OUTPUT:
                     return
                 self._backward_tasks.add(task)
                 self._step += self._is_forward
                 self._is_forward = False
-                # DistributedDataParallel uses the same callback, which works in any autograd thread.
+                # This callback works in any autograd thread. DistributedDataParallel uses it as well.
                 pytorch.call_after_backward(self._end)
             if (inspection := _inspect(gradient)) is not None:
                 self._gradients.append((layer, tensor, inspection))
@@ -288,7 +291,10 @@ class StepWatcher:
 
 @dataclass(frozen=True)
 class _Inspection:
-    """The kind and number of non-finite values in a tensor or, on a GPU, its extremes, which determine `kind` later."""
+    """The kind and the number of a tensor's non-finite values.
+
+    On a GPU, the extreme values are stored instead, and the kind is derived from these values later.
+    """
 
     kind: str | None = None
     count: int | None = None
@@ -304,8 +310,8 @@ def _inspect(tensor: Tensor) -> _Inspection | None:
     if values.device.type != "cpu":
         minimum, maximum = torch.aminmax(values)
         return _Inspection(extremes=torch.stack([-minimum, maximum]).float())
-    # If the sum is finite, all values are finite. If not, the values are counted, because finite values may also have
-    # an infinite sum.
+    # If the sum is finite, all values are finite. If the sum is not finite, count the values, because even finite
+    # values may have an infinite sum.
     if math.isfinite(values.sum().item()):
         return None
     nans, infinities = int(values.isnan().sum()), int(values.isinf().sum())
@@ -315,7 +321,7 @@ def _inspect(tensor: Tensor) -> _Inspection | None:
 def _find_first(inspections: Sequence[_Inspection]) -> tuple[int, str | None]:
     """Return the index and kind of the first inspection with NaN or infinite values; (-1, None) if all are finite.
 
-    The function waits once for each device.
+    The values are read from each device at once, so the function waits only once per device.
     """
     kinds = [inspection.kind for inspection in inspections]
     pending: dict[torch.device, dict[int, Tensor]] = defaultdict(dict)
@@ -341,4 +347,4 @@ def _find_caller_level() -> int:
     for level, (frame, _) in enumerate(traceback.walk_stack(sys._getframe(1)), 1):
         if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "gradcam"):
             return level
-    return 1  # A thread of autograd has no such frame.
+    return 1  # In a thread of autograd, there is no such frame.

@@ -2,8 +2,7 @@
 
 If a shape does not show which axis holds images or text, the model runs on a changed batch, and the output shapes are
 compared. If the batch has one image, the image axis has length 1. If windows are folded into the image axis, its length
-is the number of windows per image. If the batch has another text length, only tensors that contain text change their
-length.
+is the number of windows per image. If the texts get another length, only tensors that contain text change their length.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class AxisResolver:
 
     @functools.cached_property
     def text_lengths(self) -> list[int]:
-        """Return the lengths of the texts in the batch, which are rows of token ids or of embeddings."""
+        """Return the lengths of the batch's texts. A text is a row of token ids or of embeddings."""
         if len(self._batch.args) == 1 and not self._batch.kwargs:  # There are only images.
             return []
         arguments = list_tensors((self._batch.args, self._batch.kwargs))
@@ -64,7 +63,7 @@ class AxisResolver:
         return None if layout is not None and reshape is None and self.holds_text(shape, module) else layout
 
     def image_axes(self, shape: Sequence[int], module: nn.Module) -> Sequence[int]:
-        """Return which of a tensor's first two axes may be the image axis; an empty list if neither can be."""
+        """Return which of a tensor's first two axes may be the image axis; an empty list if neither axis can be."""
         # The shape is ambiguous if the number of tokens, per image or per window, equals the number of images.
         shape, images = tuple(shape), self._batch.images
         if len(shape) != 3 or images == 1 or shape[1] != images or shape[0] % images:
@@ -96,7 +95,7 @@ class AxisResolver:
 
     def _has_text(self, shape: tuple[int, ...], module: nn.Module) -> bool:
         for shapes in self._changed_text_shapes:
-            if module not in shapes:  # The model rejected other text lengths.
+            if module not in shapes:  # The model rejects other text lengths, so only the shape is left as evidence.
                 image_tokens = [shape[1] - length for length in self.text_lengths]
                 grids = list(find_patch_grids(self._batch.size, self._patches))
                 return any(count == 0 or (count > 0 and list_token_layouts(count, grids)) for count in image_tokens)
@@ -110,7 +109,7 @@ class AxisResolver:
 
     @functools.cached_property
     def _changed_text_shapes(self) -> list[Shapes]:
-        """Return the shapes for texts without the last token or, if this fails, with the last token repeated."""
+        """Return output shapes for texts without the last token or, if this fails, with the last token repeated."""
         shapes = []
         for length in self.text_lengths:
             shorter = {} if length == 1 else self._text_shapes(length, lambda tensor: tensor[:, :-1])
@@ -125,7 +124,7 @@ class AxisResolver:
         return self._list_shapes(self._batch.copy(change_texts))
 
     def _list_shapes(self, batch: Batch) -> Shapes:
-        """Return the shapes of each layer's output for a changed batch; an empty dict if the model rejects it."""
+        """Return the shapes of each layer's output for a batch; an empty dict if the model rejects the batch."""
         shapes_by_module: Shapes = {}
 
         def record_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -158,7 +157,7 @@ def reject_frames_first(batch: Batch, modules: Sequence[nn.Module]) -> None:
     if convolutions and convolutions[0].in_channels == batch.size[0] != channels and not takes_channels:
         if {"input_ids", "pixel_attention_mask"} & batch.kwargs.keys():
             raise ImageError(
-                f"pixel_values are {tuple(batch.pictures.shape)}: several images or tiles per sample. "
+                f"pixel_values are {tuple(batch.pictures.shape)}, with several images or tiles per sample. "
                 "Turn off splitting in the processor (do_image_splitting=False), pass pixel_values[:, 0], and wrap the "
                 "model in a module whose forward passes pixel_values[:, None] to the model."
             )

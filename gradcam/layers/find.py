@@ -16,7 +16,7 @@ from gradcam.errors import LayerError, ModelError, find_similar_names, join_name
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 WRAPPER_NAMES = ("module", "_orig_mod")  # Attributes under which wrappers and compiled modules store the model.
-# Descriptions of objects that are not PyTorch modules. The keys are patterns for the full name of the class.
+# Descriptions of models that are not PyTorch modules. The keys are patterns for the full name of the model's class.
 OTHER_KINDS = {
     r"torch\.export\.exported_program\.":
         "an exported program, whose graph has no layers: explain torch.export.unflatten(program)",
@@ -28,7 +28,7 @@ OTHER_KINDS = {
 
 
 class LayerRef(NamedTuple):
-    """A module output to record: which module, which of its tensors, and which of its runs.
+    """A module output to record: the module, one of its output tensors, and one of its runs.
 
     `keys` are the keys and indices that lead to the tensor. `run` is counted from 0; None if the module runs once.
     """
@@ -132,5 +132,5 @@ def _uncompiled(module: nn.Module) -> nn.Module:
 
 
 def without_wrappers(name: str) -> str:
-    """Return a layer's name without the parts that wrappers add."""
+    """Return a layer's name without the parts that wrappers add, such as `module.`."""
     return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)

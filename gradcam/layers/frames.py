@@ -27,12 +27,12 @@ class Frame:
         return all(window == (0, 0, *self.canvas) for window in self.windows)
 
     def repeat(self, times: int) -> Frame:
-        """Return the frame for `times` repetitions of the images."""
+        """Return the frame for a batch that repeats the images `times` times."""
         return Frame(self.canvas, self.windows * times)
 
 
 def watch_frames(modules: Iterable[nn.Module], hooks: Hooks) -> list[Frame]:
-    """Return a list that collects a frame whenever a module of the model resizes and pads images."""
+    """Return a list. When a module of the model resizes and pads images, the frame is appended to the list."""
     frames: list[Frame] = []
     transform_class = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", None)
 
@@ -48,7 +48,7 @@ def watch_frames(modules: Iterable[nn.Module], hooks: Hooks) -> list[Frame]:
 
 
 def find_frame(batch: Batch, frames: list[Frame]) -> Frame | None:
-    """Return the frame of a batch, from the model or from the batch itself; None if no image is padded."""
+    """Return the frame of a batch: the one that the model reported, or the batch's own; None if no image is padded."""
     if frames and len(frames[-1].windows) == batch.images:
         return frames[-1]
     if batch.windows is not None:

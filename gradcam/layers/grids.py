@@ -17,9 +17,9 @@ from gradcam.layers.token_layout import find_layout, find_patches
 def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
     """Return the names of the layers whose output is a grid, found by one forward pass.
 
-    Layers that ran once come first. The last runs of all other layers follow, and then their earlier runs. Each of these
-    three groups begins with the layers that return a single tensor. Layers that finished later come first, so a block
-    comes before its last part.
+    There are three groups, in this order: layers that ran once, the last runs of all other layers, and their earlier
+    runs. Each group begins with the layers that return a single tensor. Layers that finished later come first, so a
+    block comes before its last submodule.
 
     Four kinds of layers are left out: modules that return their input unchanged, adaptive pooling, auxiliary heads, and
     queries of decoders. The grid of adaptive pooling is a coarser copy of the previous grid. Auxiliary heads do not
@@ -59,7 +59,7 @@ def list_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
 
 
 def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the names and modules of a model, without the parts of attention modules.
+    """Yield the names and modules of a model, without the submodules of attention modules.
 
     Inside an attention module, tokens are not mixed yet, or are arranged in windows. Some attention modules start with
     a norm. This norm is yielded, because its input comes from outside the attention module. If a module contains

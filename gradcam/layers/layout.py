@@ -20,7 +20,8 @@ from gradcam.options import LAYOUTS
 
 POOLING = (_AvgPoolNd, _MaxPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd)
 CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, *POOLING)
-CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # Without subclasses, some of which work on channels first.
+# Subclasses are not included, because some subclasses work on channels first.
+CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)
 # Modules that usually follow convolutions. GELU and Dropout are left out, because transformers use them too.
 CONVNET_LAYERS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Dropout2d)
 
@@ -28,7 +29,8 @@ Change = Callable[[Tensor], object]  # Changes a tensor in place.
 Lengths = Sequence[int]  # The lengths of a tensor, an image or a grid.
 Grid = tuple[int, ...]
 ReshapeFunction = Callable[[Tensor], Tensor]
-GridSpec = str | Grid | None  # One of `options.LAYOUTS`, the grid of the last tokens, or None to find the grid.
+# A value of `options.LAYOUTS`, the grid that the last tokens form, or None if the grid is unknown.
+GridSpec = str | Grid | None
 ReshapeSpec = GridSpec | ReshapeFunction
 
 
@@ -79,14 +81,14 @@ class Layout:
         return slice(self.prefix, self.prefix + math.prod(self.grid)) if self.order is None else list(self.order)
 
     def change_grid(self, rows: Tensor, change: Change) -> None:
-        """Call `change` with the grid (n,C,*grid) in rows (n,...), and write the result back."""
+        """Call the in-place function `change` with the grid (n,C,*grid) of rows (n,...), and update the rows."""
         grid = self._rows_to_grid(rows)
         change(grid)
         if self.order is not None:
             rows[:, self.list_cells()] = grid.flatten(2).movedim(1, -1)
 
     def change_channels(self, rows: Tensor, change: Change) -> None:
-        """Call `change` with the channels (n,C,...) of rows (n,...), including the tokens outside the grid."""
+        """Call `change` with the channels (n,C,...) of rows (n,...), including extra tokens outside the grid."""
         change(rows.movedim(1 if self.kind == "channels first" else -1, 1))
 
     def _rows_to_grid(self, rows: Tensor) -> Tensor:
@@ -102,8 +104,8 @@ def find_map_layout(
 ) -> Layout | None:
     """Return the layout of a map of `shape` for images of `size` (H,W) or (D,H,W); None if it is uncertain.
 
-    The arguments are those of `token_layout.find_layout`. Channels first is assumed, unless only channels last has the
-    image's aspect ratio, or the module works on channels last.
+    The arguments are those of `token_layout.find_layout`. Channels first is assumed in general. Channels last is used
+    if only this layout has the image's aspect ratio, or if the module works on channels last.
     """
     fits = len(shape) == len(size) + 2 and images in (None, shape[0])
     if isinstance(reshape, tuple) or not fits or (reshape or "").startswith("tokens"):
@@ -124,14 +126,15 @@ def _find_map_kind(shape: Lengths, size: Lengths, module: nn.Module | None) -> s
     is_unclear = fits_first == fits_last and module is not None and has_channels_last(module, shape)
     if is_unclear or is_attention_output(module):
         return None
-    # Vertical and horizontal strides of convolutions may differ, which changes the aspect ratio. After convolutions,
-    # and for modules with a part for `shape[1]` channels, channels first is therefore assumed even if neither ratio
-    # fits.
+    # A convolution may have different vertical and horizontal strides, which change the aspect ratio. If the module
+    # usually follows a convolution, or has a submodule for `shape[1]` channels, channels first is therefore assumed
+    # even if neither ratio fits.
     if fits_first != fits_last or isinstance(module, CONVNET_LAYERS) or shape[1] in _list_channels(module):
         return "channels first" if fits_first or not fits_last else "channels last"
     if not fits_first:
         return None
-    first, last = (_distortion(grid, size) for grid in (shape[2:], shape[1:-1]))  # Prefer squarer cells.
+    # Prefer the layout whose cells are closer to squares.
+    first, last = (_distortion(grid, size) for grid in (shape[2:], shape[1:-1]))
     is_unclear = first == last and module is not None
     return None if is_unclear else "channels first" if first <= last else "channels last"
 
@@ -142,7 +145,7 @@ def is_attention_output(module: nn.Module | None) -> bool:
 
 
 def find_channel_axis(module: nn.Module, shape: Lengths) -> int | None:
-    """Return the channel axis of a module's output, 1 or -1; None if both axes are possible."""
+    """Return the channel axis of a module's output, 1 or -1; None if the module does not determine the axis."""
     if isinstance(module, CHANNELS_FIRST):
         return 1
     features = None  # The number of channels, for modules that usually have the channel axis last.
@@ -170,7 +173,7 @@ def _probe_channel_axis(module: nn.Module, features: int, rank: int) -> int | No
 
 
 def has_channels_last(module: nn.Module, shape: Lengths) -> bool:
-    """Return whether a part of the module works on channels last."""
+    """Return whether the module, or one of its submodules, works on channels last."""
     return any(find_channel_axis(part, shape) == -1 for part in module.modules())
 
 
@@ -198,11 +201,11 @@ def _distortion(grid: Lengths, size: Lengths) -> float:
 
 
 def is_guess(layout: Layout, module: nn.Module, shape: Lengths, size: Lengths) -> bool:
-    """Return whether the layout follows only from the number of cells or the aspect ratio, not from the module."""
+    """Return whether only the number of cells or the aspect ratio, and not the module, determines the layout."""
     if layout.kind == "channels last":
         return not has_channels_last(module, shape)
     if layout.kind != "channels first" or not has_aspect(layout.grid, size):
-        return True  # Tokens may be in any order. Outputs of another aspect ratio may not be maps.
+        return True  # Tokens may be in any order. An output with another aspect ratio than the image may not be a map.
     if isinstance(module, CONVNET_LAYERS) or any(isinstance(part, CHANNELS_FIRST) for part in module.modules()):
         return False
     for cells, length in zip(layout.grid, size):

@@ -39,7 +39,7 @@ class GradientPaths:
                 self.weights[input_edge] = min(self.weights.get(input_edge, count), count)
         self.pooled: set[Edge] = set()
         for edge in reversed(self._order):
-            # Inputs without inputs are parameters, which are left out.
+            # Parameters have no inputs themselves, and are left out.
             inputs = [input_edge for input_edge in _input_edges(edge) if _input_edges(input_edge)]
             if pytorch.is_adaptive_pool(edge[0]) or (inputs and self.pooled.issuperset(inputs)):
                 self.pooled.add(edge)
@@ -48,8 +48,8 @@ class GradientPaths:
         return edge is not None and self.depends.get(edge, False)
 
     def _find_dependence(self) -> dict[Edge, bool]:
-        # If the scores read only the class token, as in `x[:, 0]`, the gradient of every patch is zero after the last
-        # attention. Before that attention, the scores depend on the patches again, because attention mixes tokens.
+        # If the scores read only the class token, as in `x[:, 0]`, they do not depend on the patches after the last
+        # attention. Before this attention, they depend on the patches, because attention mixes tokens.
         depends_on_patches: dict[Edge, bool] = {}
         pending = [(edge, True) for edge in self.scores]
         while pending:
@@ -100,7 +100,7 @@ class GradientPaths:
 
 
 def is_nonnegative(edge: Edge) -> bool:
-    """Return whether all values come from activations with hardly any negative values, such as ReLU or GELU."""
+    """Return whether all values come from activation functions with almost no negative values, such as ReLU."""
     pending, visited = [edge], {edge}
     while pending:
         current = pending.pop()

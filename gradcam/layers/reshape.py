@@ -13,7 +13,7 @@ from gradcam.layers.layout import Change, ReshapeFunction
 
 @dataclass(frozen=True, eq=False)
 class IndexLayout:
-    """The layout that a reshape function describes: the position in the layer's output of each value on the grid.
+    """The layout that a reshape function describes: for each value on the grid, its position in the layer's output.
 
     `indices` (N,C,*grid) are positions in the flattened output with the images first. The output has `folds` rows per
     image.
@@ -57,7 +57,8 @@ def probe_layout(function: ReshapeFunction, layer: str, activations: Tensor, ima
     uses a value twice, or mixes images.
     """
     shape, count = activations.shape, activations.numel()
-    dtype = torch.float32 if activations.device.type == "mps" else torch.float64  # Exact for the numbers below.
+    # This dtype represents the numbers below exactly.
+    dtype = torch.float32 if activations.device.type == "mps" else torch.float64
     subject = f"The reshape function, called with the tensor {tuple(shape)} of layer '{layer}',"
     numbers = torch.arange(1, count + 1, dtype=dtype, device=activations.device).reshape(shape)
     picked = _call(function, numbers, subject)
@@ -97,7 +98,7 @@ def _call(function: ReshapeFunction, tensor: Tensor, subject: str) -> Tensor:
 
 
 def _image_axis(indices: Tensor, shape: torch.Size, images: int, subject: str) -> tuple[int, int]:
-    """Return the image axis, and its number of rows per image: 1, or more if windows are folded into the axis."""
+    """Return the image axis, and the number of rows per image on this axis: above 1 if windows are folded into it."""
     coordinates = torch.unravel_index(indices, shape)
     expected = torch.arange(images, dtype=torch.int64, device=indices.device).reshape(-1, *[1] * (indices.ndim - 1))
     axes = sorted(range(len(shape)), key=lambda axis: shape[axis] != images)

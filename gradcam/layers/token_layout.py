@@ -19,13 +19,14 @@ from torch.nn.modules.conv import _ConvNd
 from gradcam.layers import layout as maps
 from gradcam.layers.layout import Grid, GridSpec, Layout, Lengths
 
-MAX_IMAGE_CHANNELS = 4  # The limit for input channels of a convolution on the image itself.
+# If a convolution has at most this many input channels, it is assumed to work on the image itself.
+MAX_IMAGE_CHANNELS = 4
 USUAL_DEPTH = 16  # The usual number of slices of a volume, or frames of a clip.
-MAX_PREFIX_TOKENS = 8  # The limit for extra tokens, such as a class token, a distillation token and registers.
-MAX_GUESSED_PREFIX = 2  # The limit if no patch grid fits: the tokens may then be a selection of patches.
-MAX_PREFIX_OF_GIVEN_GRID = 8  # The limit if the user passes the grid.
-IMAGE_AXES = (0, 1)  # Axes of token tensors that may be the image axis.
-TOKEN_KINDS = ("tokens", "tokens first")  # The layout of tokens whose image axis is 0, (N,T,D), or 1, (T,N,D).
+MAX_PREFIX_TOKENS = 8  # The maximum number of extra tokens, such as a class token, a distillation token and registers.
+MAX_GUESSED_PREFIX = 2  # The maximum number if no patch grid fits. The tokens may then be a selection of the patches.
+MAX_PREFIX_OF_GIVEN_GRID = 8  # The maximum number of extra tokens if the user passes the grid.
+IMAGE_AXES = (0, 1)  # The axes of a token tensor that may be the image axis.
+TOKEN_KINDS = ("tokens", "tokens first")  # The layouts of tokens, by image axis: 0 for (N,T,D), and 1 for (T,N,D).
 
 
 def takes_volumes(model: nn.Module) -> bool:
@@ -41,7 +42,10 @@ class Patch(NamedTuple):
     padding: Grid
 
     def grids(self, size: Lengths) -> Iterator[Grid]:
-        """Yield possible grids of patches. Without overlap, an incomplete last patch may be dropped or padded."""
+        """Yield possible grids of patches.
+
+        If patches do not overlap, an incomplete last patch may be dropped or padded.
+        """
         if self.kernel == self.stride:
             yield tuple(length // stride for length, stride in zip(size, self.stride))
             yield tuple(-(-length // stride) for length, stride in zip(size, self.stride))
@@ -61,7 +65,7 @@ def find_patches(modules: Iterable[nn.Module]) -> list[Patch]:
 
 
 def find_patch_grids(size: Lengths, patches: Sequence[Patch]) -> Iterator[Grid]:
-    """Return the grids of all patches with as many dimensions as the image."""
+    """Return the grids of all patches that have as many spatial axes as the image."""
     return (grid for patch in patches if len(patch.stride) == len(size) for grid in patch.grids(size))
 
 
@@ -76,9 +80,9 @@ def find_even_grids(size: Grid) -> tuple[Grid, ...]:
 
 
 def consists_of_patches(grid: Grid, size: Lengths, patches: Sequence[Patch]) -> bool:
-    """Return whether the side lengths of a cell are multiples of the stride of one of the patches.
+    """Return whether a patch exists whose strides divide the side lengths of a grid cell.
 
-    If no stride is above 1, return True.
+    If no patch has a stride above 1, return True.
     """
     steps = [patch.stride for patch in patches if max(patch.stride) > 1 and len(patch.stride) == len(size)]
     cell_size = [length // count for length, count in zip(size, grid)][-2:]
@@ -134,11 +138,12 @@ def find_layout(
             return replace(layouts[0], kind=TOKEN_KINDS[1])
         if len(layouts) == 1:
             patch_grids = list(find_patch_grids(size, patches))
-            # If the grid is one of the model's patch grids, grids that only divide the image are not considered.
+            # If the grid is one of the model's patch grids, compare only with patch grids. Otherwise, compare with even
+            # grids.
             grids = patch_grids if layouts[0].grid in patch_grids else find_even_grids(tuple(size))
             channels = None if module is None else maps.find_channel_axis(module, shape)
             if channels is None and module is not None and not maps.has_channels_last(module, shape):
-                # The tensor could also be a map (N,C,h,w) on one of these grids, flattened to (N,C,h*w).
+                # The tensor may also be a map (N,C,h,w) on one of the `grids`, flattened to (N,C,h*w).
                 channels = 1 if any(math.prod(grid) == shape[2] for grid in grids) else None
             return None if channels == 1 else layouts[0]
     return None

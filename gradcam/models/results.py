@@ -16,7 +16,7 @@ from gradcam.attributions.draw import draw_attribution, place_in_image
 from gradcam.cam.explain import Explanation
 from gradcam.errors import GradcamError
 from gradcam.hooks.containers import take_rows
-from gradcam.images.draw import join_rows, overlay
+from gradcam.images.draw import join_rows, overlay, to_grey
 from gradcam.images.marks import Mark, draw_marks
 from gradcam.images.read import Pixels, Region, Spacing
 from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, encode_png, select_maps, to_html_figure, write_image
@@ -323,7 +323,7 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
         blend: str | None = None,
         outline: bool = True,
     ) -> Pixels:
-        """Draw the k-th heatmap of image i on the pixels that the model saw.
+        """Draw the k-th heatmap of image i on the pixels that the model saw; in grey if the word is from the text.
 
         Parameters
         ----------
@@ -360,6 +360,8 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
         options: Any = {"outline": outline, "region": self.regions[i], "signed": self.evidence == "signed"}
         pixels = overlay(self.images[i], self.heatmaps[i][k], **look, **options)
         instance = self.instance(i, k)
+        if instance is not None and instance.is_from_text:
+            pixels = to_grey(pixels)
         return pixels if instance is None or not outline else draw_marks(pixels, [to_mark(instance)])
 
     def save(
@@ -375,7 +377,8 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
     ) -> None:
         """Write the overlay to an image file, or the values to ``.npz`` or ``.npy``.
 
-        The values have the format of `Explanation.save`. The file is never incomplete. Its folder must exist.
+        The values have the format of `Explanation.save`. The file is never incomplete. The folder of the file must
+        exist.
 
         Parameters
         ----------
@@ -570,7 +573,8 @@ class ImageAttribution(ImageResult, Attribution):
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
         """Write the image that `draw` returns to a file, or the values to ``.npz`` or ``.npy``.
 
-        The values have the format of `Attribution.save`. The file is never incomplete. Its folder must exist.
+        The values have the format of `Attribution.save`. The file is never incomplete. The folder of the file must
+        exist.
 
         Parameters
         ----------

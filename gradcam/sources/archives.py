@@ -31,13 +31,13 @@ from gradcam.storage.fetch import StoreArchive, translate_input_store_errors
 
 Opener = Callable[[Any], Any]
 OPENERS_BY_MAGIC: dict[bytes, Opener] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
-# A worker process keeps at most this number of archives unpacked. A small number is enough, because most images are
-# read archive by archive.
+# A worker process keeps at most this many archives unpacked. A small number is enough, because images are mostly read
+# one archive after another.
 MAX_UNPACKED_ARCHIVES = 4
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
 MAX_MEMBER_BYTES = 2**30  # A larger member is not an image, and may be an attempt to fill the memory.
-MAX_CONCURRENT_LISTINGS = 8  # This limit applies only to archives in stores.
+MAX_CONCURRENT_LISTINGS = 8  # The limit for listing archives in stores at the same time.
 OUTSIDE_PATH_REASON = "has a path outside the archive"
 BRACE_PATTERN = re.compile(r"\{[^{}]*(?:\.\.|,)[^{}]*\}")
 
@@ -121,8 +121,8 @@ def decompress_tar(name: str, packed: BinaryIO) -> BinaryIO:
 class Members:
     """The images in an archive with their unique safe names, and the number of other files that were left out.
 
-    In a WebDataset, an image and its labels have the same name up to the first dot. If an image in a tar
-    and another file have the same name in this sense, the other file is not counted.
+    In a WebDataset, an image and its labels have the same name up to the first dot. In a tar, a file that has the same
+    name as an image, up to the first dot, is therefore not counted.
     """
 
     images: list[tuple[str, ImageContent]]
@@ -154,7 +154,7 @@ def list_archive(location: str) -> Members:
 
 @contextlib.contextmanager
 def listing_ahead(archives: Iterable[str]) -> Iterator[Callable[[str], Members]]:
-    """Yield a function like `list_archive`. Archives in stores are listed in advance, several at the same time."""
+    """Yield a function like `list_archive`. Archives in stores are listed in advance, with several requests at once."""
     urls = [location for location in dict.fromkeys(archives) if is_url(location)]
     if len(urls) < 2:
         yield list_archive
@@ -218,7 +218,8 @@ def _list_tar(location: str, file: BinaryIO, packed: ArchiveFile | StoreArchive)
                 sparse_reason = "is stored as a sparse file, which is not supported: pack the archive without --sparse"
                 unreadable = _find_problem({**problems, sparse_reason: member.issparse()}, member.size)
                 yield member.name, unreadable or TarContent(container, member.offset_data, member.size)
-        # After the first header, tarfile treats a broken header as the end of the archive. The real end contains zeros.
+        # After the first header, tarfile treats a broken header as the end of the archive. To detect this, check that
+        # the block at the end contains only zeros.
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
             raise tarfile.ReadError("a broken header")
@@ -232,7 +233,7 @@ def _to_safe_name(name: str) -> tuple[str, bool]:
 
 
 def _make_unique(images: list[tuple[str, ImageContent]]) -> list[tuple[str, ImageContent]]:
-    """Make names unique. The first of several equal names stays unchanged, and the others are numbered from 2."""
+    """Make names unique. Of several equal names, the first stays unchanged, and the others are numbered from 2."""
     names = {name for name, _ in images}
     if len(names) == len(images):
         return images
@@ -287,5 +288,5 @@ def expand_shards(text: str) -> list[str]:
 
     try:
         return [str(shard) for shard in expand_urls(text)]
-    except Exception as error:  # The library does not document its exceptions.
+    except Exception as error:  # The library may raise any exception, because it does not document its exceptions.
         raise InputError(f"{text}: its braces cannot be expanded ({' '.join(str(error).split())})") from error

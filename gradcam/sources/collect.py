@@ -28,12 +28,13 @@ Inputs = ImageLike | Sequence[ImageLike]
 class InputCollector:
     """The images of all inputs, collected one input at a time.
 
-    The keys of `items` identify images, so that each image is listed once. The key of a file is its path, in which the
-    links of its folder are resolved.
+    The keys of `items` identify images, so that each image is listed once. The key of a file is its path, after the
+    links in its folder's path are resolved.
     """
 
     roots: Roots
-    visited: set[str]  # The folders, on disks and in stores, that must not be listed (again).
+    # Folders on disks and in stores that must not be listed, because they are excluded or already listed.
+    visited: set[str]
     list_members: Callable[[str], Members] = list_archive
     items: dict[object, InputImage] = field(default_factory=dict)
     left_out: int = 0
@@ -91,8 +92,8 @@ class InputCollector:
         elif earlier.wanted is None:
             self.items[location] = replace(earlier, wanted=entry.wanted)
         elif entry.wanted not in (None, earlier.wanted):
-            # The message contains the line of the first request. Search the lists for this line, because storing a line
-            # with every image would take much memory.
+            # For the message, find the line that requested a class first. Search the lists, because storing a line
+            # number with every image would take much memory.
             requests = ((origin, row) for origin in self._sources for row in origin.entries if row.wanted is not None)
             first, row = next(request for request in requests if self._resolve(request[1].path) == location)
             problem = f"gives the class '{entry.wanted}' for {entry.path}"
@@ -112,7 +113,7 @@ class InputCollector:
                 Store(url).check()
             self._buckets.add(bucket)
             if not url[len(bucket) :].strip("/") and not bucket.startswith("memory"):
-                raise StoreError(f"{url}: names a bucket, expected an object in it")
+                raise StoreError(f"{url}: is only a bucket, expected an object in it")
         except StoreError as error:
             if not entry.line:
                 raise
@@ -120,7 +121,7 @@ class InputCollector:
         return StoreImage(url)
 
     def _resolve(self, path: str) -> str:
-        """Resolve the links in the folder of a path. If there are no links, return the same string object."""
+        """Resolve the links in the folder of a path. To save memory, return the same string if there are no links."""
         if is_url(path):
             return path
         folder, name = os.path.split(path)
@@ -130,7 +131,7 @@ class InputCollector:
 
 @dataclass(frozen=True)
 class InputListing:
-    """The images to explain, and the number of files that were left out because of their suffix.
+    """The images to explain, and the number of files that were left out because they have no image suffix.
 
     `root` is the folder to which names are relative. If the only input is an archive, `root` is None. If the images are
     in several buckets, or both in a store and on a disk, `root` is also None.
@@ -201,7 +202,7 @@ def _to_texts(inputs: Any) -> list[str | InputImage]:
 def _to_text(value: Any, index: int) -> str | InputImage:
     if isinstance(value, (str, os.PathLike)) and os.fspath(value) and "\0" not in os.fsdecode(value):
         return to_path(os.fsdecode(value))
-    # The paths of universal-pathlib have this method, but are not os.PathLike.
+    # Accept the paths of universal-pathlib, which have this method, but are not os.PathLike.
     if hasattr(value, "read_bytes") and is_url(str(value)):
         return str(value)
     if isinstance(value, (str, os.PathLike)) or not is_one_image(value):
@@ -218,7 +219,7 @@ def _expand(argument: str | InputImage, excluded: str | Store | None) -> Iterato
             yield Source(entries=read_standard_input(), list_name=STANDARD_INPUT)
         elif is_url(text):
             yield from find_stored(text, excluded if isinstance(excluded, Store) else None)
-        elif not is_glob(text) or os.path.lexists(text):  # The name of a file may contain brackets.
+        elif not is_glob(text) or os.path.lexists(text):  # A file whose name contains brackets is not a glob.
             yield _find_source(text)
         else:
             yield from _find_matches(text, excluded if isinstance(excluded, str) else None)

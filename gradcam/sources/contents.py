@@ -18,7 +18,7 @@ from gradcam.images.files import NotAFileError, open_file
 from gradcam.images.read import check_memory
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # A zip member's signature, and the lengths of its name and its extra fields.
-HEADER_BYTES = LOCAL_HEADER.size + 400  # The local header with all its fields is rarely longer.
+HEADER_BYTES = LOCAL_HEADER.size + 400  # A local header with all its fields is rarely longer.
 
 ERROR_REASONS: dict[type[Exception], str] = dict.fromkeys((FileNotFoundError, NotADirectoryError), "does not exist")
 ERROR_REASONS |= {IsADirectoryError: "is not a file", MemoryError: "does not fit into memory"}
@@ -114,7 +114,7 @@ class ArchiveFile:
     """An archive in a file on a disk. If the file changes after it was listed, `open` raises `ImageError`.
 
     The file is opened again for each read, so that threads do not share a file position. The object can be sent to
-    other processes. Other processes ignore the inode, because the inode may differ between machines.
+    other processes, which may run on other machines. These processes ignore the inode, because it may differ there.
     """
 
     def __init__(self, path: str, file: BinaryIO) -> None:
@@ -164,7 +164,7 @@ class TarContent:
 class ZipContent:
     """An image in a zip: the position of its local header, and fields of its entry in the zip's central directory."""
 
-    # A ZipInfo would take five times as much memory as these fields.
+    # These fields replace a ZipInfo, which would take five times as much memory.
     archive: Archive
     header: int
     packed_size: int
@@ -206,7 +206,8 @@ def _translate_errors() -> Iterator[None]:
             reason = f"uses an unsupported compression ({error})"
         elif isinstance(error, NotAFileError):
             reason = str(error.strerror).removeprefix("it ")
-        elif isinstance(error, OSError) and error.errno is not None:  # A decompressor's OSError has no errno.
+        # An OSError with an errno comes from the system. An OSError without errno comes from a decompressor.
+        elif isinstance(error, OSError) and error.errno is not None:
             reason = reason or f"cannot be opened ({error.strerror})"
         # Other possible errors are OSError, BadZipFile, zlib.error, lzma.LZMAError, EOFError and struct.error.
         cause = " ".join(str(error).split()) or type(error).__name__

@@ -32,8 +32,8 @@ class Folder:
 def walk_folder(top: str, visited: set[str]) -> list[Folder]:
     """Return a folder and all visible folders below it, sorted by code points.
 
-    `visited` holds the resolved paths of folders to skip. The listed folders are added to `visited`. If a link also
-    leads to a folder below `top`, the folder is listed under its direct path.
+    `visited` holds the resolved paths of folders to skip. The listed folders are added to `visited`. If a folder can be
+    reached directly and by a link, it is listed under its direct path.
     """
     folders, pending, links = [], [("", os.path.realpath(top))], deque[tuple[str, str]]()
     while pending or links:

@@ -26,7 +26,7 @@ Row = tuple[int, str, str]  # (line number, path, class), as written in the list
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """An image given by name: its absolute path or URL, the class requested for it, and its line in the list."""
+    """An image that the user names: its absolute path or URL, the requested class, and its line in the list."""
 
     path: str
     wanted: str | None = None
@@ -60,8 +60,8 @@ def read_stored_list(store: Store) -> list[ListEntry]:
 def read_standard_input() -> list[ListEntry]:
     """Read a list from standard input.
 
-    If the first line is a header with an image column, the list is a table, otherwise text. Raises `InputError` as
-    `read_list` does.
+    If the first line is a header with an image column, the list is a table. Otherwise, it is text with one path per
+    line. Raises `InputError` as `read_list` does.
     """
     try:
         text = decode_text(sys.stdin.buffer.read(), STANDARD_INPUT)
@@ -76,8 +76,8 @@ def read_standard_input() -> list[ListEntry]:
 def decode_text(data: bytes, source: str) -> str:
     """Decode a list. The encoding is UTF-16 if the list begins with a UTF-16 byte order mark, and UTF-8 otherwise.
 
-    Programs on Windows often write UTF-16. In UTF-8, invalid bytes become surrogates, so that file names in any
-    encoding keep their bytes.
+    Programs on Windows often write UTF-16. If bytes are not valid UTF-8, they become surrogates, so that file names in
+    any encoding keep their bytes.
     """
     if not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-8-sig", "surrogateescape")
@@ -94,7 +94,8 @@ def _read_rows(text: str, source: str) -> Iterator[Row]:
 
 
 def _read_lines(text: str) -> Iterator[Row]:
-    lines = text.split("\n")  # splitlines() would also split at characters that may be part of a name.
+    # Do not use splitlines(), which would also split at characters that may be part of a name.
+    lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         path, _, class_name = line.removesuffix("\r").partition("\t")
         yield number, path, class_name
@@ -156,8 +157,8 @@ def _to_entries(rows: Iterator[Row], base: str, source: str) -> Iterator[ListEnt
 def _look_up(text: str, base: str) -> str:
     """Return the absolute path or the URL of an entry.
 
-    If a relative path exists neither in the list's folder nor in the current folder, it becomes a path in the list's
-    folder. Reading this path later raises the error.
+    If a relative path exists neither in the list's folder nor in the current folder, the path in the list's folder is
+    returned. The error is raised later, when this path is read.
     """
     if is_url(text):
         return text

@@ -12,7 +12,7 @@ from gradcam.images.files import is_url
 from gradcam.sources.contents import InputImage
 from gradcam.sources.list_files import ListEntry
 
-DISK = ""  # Paths on a disk have this value instead of the URL of a bucket.
+DISK = ""  # For paths on a disk, this value replaces the URL of a bucket.
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _find_common(bucket: str, bases: set[str]) -> str:
 
 
 def _choose_prefixes(roots: dict[str, str]) -> dict[str, str]:
-    """Return a prefix of image names for each root.
+    """Return the prefix of image names for each root.
 
     The prefix is the last part of the root's path. If several roots have the same last part, the
     first keeps it, and the others get a number: `name-2`, `name-3`.

@@ -54,7 +54,8 @@ class Shard:
             raise InputError(f"The shard {self.index}/{self.of} does not exist: expected {expected}.")
 
     def takes(self, name: str) -> bool:
-        # Python's own hash differs between processes. Surrogates stand for the bytes of names that are not UTF-8.
+        # Do not use Python's own hash, which differs between processes. Surrogates stand for bytes of names that are
+        # not UTF-8.
         digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest, "big") % self.of == self.index - 1
 

@@ -27,12 +27,12 @@ def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
     if is_glob(bucket):
         raise InputError(f"{url}: a glob cannot match buckets: write the name of one bucket")
     if bucket.endswith("://") and bucket.partition(":")[0] in EXTRAS_BY_PROTOCOL:
-        raise InputError(f"{url}: names no bucket, expected a URL like {bucket}BUCKET/FOLDER/")
+        raise InputError(f"{url}: contains no bucket name, expected a URL like {bucket}BUCKET/FOLDER/")
     with translate_input_store_errors(url):
         store = Store(url)
-        if not is_glob(url) or store.is_file():  # An object's name may contain brackets.
-            # If the URL has the suffix of an object, look for an object first. Otherwise look for a folder first. The
-            # first request then mostly succeeds.
+        if not is_glob(url) or store.is_file():  # An object whose name contains brackets is not a glob.
+            # Look first for an object if the URL has the suffix of an object, and otherwise for a folder. Usually, the
+            # first request then succeeds.
             has_suffix = has_image_suffix(store.url) or store.url.lower().endswith(CONTAINER_SUFFIXES)
             has_object_suffix = has_suffix and not url.endswith("/")
             if has_object_suffix and store.is_file():
@@ -125,7 +125,7 @@ def _split_pattern(pattern: str) -> tuple[Store, list[str]]:
 
 
 def _find_ends(name: list[str], parts: list[str]) -> Iterator[int]:
-    """Yield each number of leading parts of the name that the pattern can match. Numbers may be repeated."""
+    """Yield the numbers n for which the pattern matches the first n parts of the name. Numbers may be repeated."""
     if not parts:
         yield 0
         return
@@ -144,7 +144,8 @@ def _find_ends(name: list[str], parts: list[str]) -> Iterator[int]:
 def _matches(name: str, part: str) -> bool:
     """Return whether a part of a name matches a part of a pattern.
 
-    A hidden name matches only if the pattern begins with a dot. Wildcards do not match the empty name within a `//`.
+    A hidden name matches only if the pattern begins with a dot. The empty name between the slashes of `//` does not
+    match a wildcard.
     """
     if not name or not part:
         return name == part

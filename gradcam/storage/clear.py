@@ -22,7 +22,7 @@ from gradcam.storage.store import Store
 
 ExistingRunMode = Literal["new", "resume", "overwrite"]  # How to treat an earlier run.
 
-PAGE, REPORT = "index.html", "report"  # The page of a report, and the folder of the other files.
+PAGE, REPORT = "index.html", "report"  # The page of a report, and the folder that contains the report's other files.
 # Files that are the same in every report.
 STATIC_FILES = ("style.css", "theme.js", "common.js", "records.js", "grid.js", "detail.js", "gallery.js")
 # Matches the names of a report's files, relative to the folder REPORT.
@@ -46,7 +46,7 @@ def check_earlier_run(
     if mode == "overwrite" and not shard.of:
         return []  # This run removes all earlier shards, so there are no settings to compare.
     check_other_shards(reader, names, shard, mode)
-    # All existing shards have the same settings, so comparing one shard is enough.
+    # All existing shards have the same settings, so compare only one of the other shards.
     for other_shard in [other_shard for other_shard in shards if other_shard != shard][:1]:
         _check_same_settings(reader, names, other_shard, current_run)
     return _check_same_settings(reader, names, shard, current_run) if shard in shards and mode == "resume" else []
@@ -60,7 +60,9 @@ def check_other_shards(reader: OutputReader, names: Collection[str], shard: Shar
     shards = find_shards(names)
     other_shards = [other_shard for other_shard in shards if other_shard.of != shard.of]
     if other_shards and not (mode == "overwrite" and not shard.of):
-        problem = f"contains {other_shards[0]}, with {_count_records(reader, names, other_shards)}, but this is {shard}"
+        problem = (
+            f"contains {other_shards[0]}, with {_count_records(reader, names, other_shards)}, but this run is {shard}"
+        )
         raise OutputError(f"{reader.show()}: {problem}; choose another --output")
     if shard in shards and mode == "new":
         problem = f"contains an earlier run, with {_count_records(reader, names, [shard])}"
@@ -88,12 +90,12 @@ def _check_same_settings(
 
 
 def _read_run(reader: OutputReader, names: Collection[str], shard: ShardFiles) -> dict[str, Any]:
-    """Return the fields of the shard's run.json. Take missing layers and methods from a record.
+    """Return the fields of the shard's run.json. If the layers and methods are missing, take them from a record.
 
     Earlier versions of gradcam did not write the layers and methods of models that are not classifiers.
     """
     fields = run_file.decode_run(reader.read(shard.run), reader.show(shard.run))
-    # Only models that are not classifiers have a task in their settings.
+    # A task in the settings shows that the model is not a classifier.
     if not fields["resolved"] and "task" in fields["settings"]:
         pairs = (pair_lines(reader.read_lines(name), reader.show(name)) for name in list_manifests(names, shard))
         results = next((record.explained for _, record in chain.from_iterable(pairs) if record.explained), ())
@@ -103,20 +105,20 @@ def _read_run(reader: OutputReader, names: Collection[str], shard: ShardFiles) -
 
 
 def list_earlier_layers(folder: Path | Store, shard: ShardFiles, mode: ExistingRunMode) -> list[str]:
-    """Return the layers of the run to resume, or of another shard of this run. If there is no such run, return []."""
+    """Return the layers of the earlier run to resume, or of another shard of this run; [] if there is neither."""
     fields = _read_earlier_run(folder, shard, mode)
     layers = {**fields.get("settings", {}), **fields.get("resolved", {})}.get("layers")
     return [layer for layer in layers if isinstance(layer, str)] if isinstance(layers, list) else []
 
 
 def list_earlier_look(folder: Path | Store, shard: ShardFiles, mode: ExistingRunMode) -> dict[str, Any]:
-    """Return the look of the run to resume, or of another shard of this run. If there is no such run, return {}."""
+    """Return the drawing options (`LOOK_OPTIONS`) of the run to resume, or of another shard; {} if there is neither."""
     settings = _read_earlier_run(folder, shard, mode).get("settings")
     return {} if settings is None else {key: (run_file.EARLIER_LOOK | settings).get(key) for key in LOOK_OPTIONS}
 
 
 def _read_earlier_run(folder: Path | Store, shard: ShardFiles, mode: ExistingRunMode) -> dict[str, Any]:
-    """Return the fields of the run to resume, or of another shard of this run. If there is no such run, return {}."""
+    """Return the run.json fields of the run to resume, or of another shard of this run; {} if there is neither."""
     reader = to_reader(folder)
     with translate_output_errors(folder):
         names = reader.list_names() if isinstance(folder, Store) or folder.is_dir() else []
@@ -166,7 +168,7 @@ def remove_runs(
 def _list_recorded(reader: OutputReader, names: Collection[str], shard: ShardFiles) -> Iterator[str]:
     """Yield the names of the files that the shard's records list. Skip lines that are not records."""
     for name in list_manifests(names, shard):
-        with contextlib.suppress(OutputError):  # A line that is too long to be read cannot be a record.
+        with contextlib.suppress(OutputError):  # A line that is too long to be read is not a record.
             for line in reader.read_lines(name):
                 with contextlib.suppress(GradcamError):
                     yield from list(Record.from_json(line).files)

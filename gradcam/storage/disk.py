@@ -20,9 +20,9 @@ BLOCK_BYTES = 2**16
 MAX_LINE_BYTES = 2**24
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 UNWRITABLE_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
-# An unsuitable file name can cause these errors. After such an error, files with other names can still be written.
+# Errors that an unsuitable file name can cause. After such an error, files with other names can still be written.
 FILE_NAME_ERRNOS = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
-# Some file systems have no locks.
+# Errors of file systems that have no locks.
 UNSUPPORTED_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 INTERRUPT_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 

@@ -18,7 +18,7 @@ from gradcam.storage.store import Store
 
 # After a seek, the first read fetches MIN_FETCH_BYTES. Each sequential read fetches more, up to MAX_FETCH_BYTES.
 MIN_FETCH_BYTES, MAX_FETCH_BYTES = 2**16, 2**23
-# If the last check is at least this old, opening an archive checks the archive for changes.
+# If the last check of an archive is at least this old, opening the archive checks it for changes again.
 RECHECK_SECONDS = 10.0
 
 
@@ -85,7 +85,7 @@ class RangeFile(io.RawIOBase):
 
     def __init__(self, store: Store, size: int, start: int = 0, expected: int = MIN_FETCH_BYTES) -> None:
         self._store, self._size, self._position, self._fetch_size = store, size, start, expected
-        # The bytes of the last request, and the position of these bytes in the object.
+        # The bytes of the last request, and their position in the object.
         self._data, self._data_start = b"", start
 
     def readable(self) -> bool:
@@ -117,7 +117,7 @@ class RangeFile(io.RawIOBase):
                 self._data_start, offset = self._position, 0
             piece = self._data[offset : offset + missing]
             if not piece:
-                break  # The object has become shorter after the listing.
+                break  # The object has become shorter since it was listed.
             pieces.append(piece)
             self._position += len(piece)
             missing -= len(piece)

@@ -21,7 +21,7 @@ from gradcam.storage.records import Record
 from gradcam.storage.run_file import ShardFiles, find_last_piece_number, find_shards, list_manifests, name_piece
 from gradcam.storage.store import Store, parse_location
 
-SYNC_INTERVAL_SECONDS = 1.0  # If the last sync is older, appending a record syncs the file.
+SYNC_INTERVAL_SECONDS = 1.0  # When a record is appended, the file is synced if the last sync is at least this old.
 LINES_PER_PIECE = 1000  # The maximum number of lines in a piece that `sort_pieces` writes.
 MAX_CACHED_PIECES = 16
 
@@ -43,8 +43,7 @@ class LogWriter:
 
     def note(self, event: str, details: dict[str, Any]) -> None:
         line = encode_event(event, details)
-        # An error of the log does not stop the run, because all results are in the manifest. An error of the manifest
-        # stops the run.
+        # Ignore errors of the log, because all results are in the manifest. (An error of the manifest stops the run.)
         with self._lock, contextlib.suppress(OSError, ValueError):  # A closed file raises ValueError.
             self._lines.append(line)
 
@@ -105,7 +104,8 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
         for pieces in manifests:
             pairs = (pair for name in pieces for pair in pair_lines(reader.read_lines(name), reader.show(name)))
             piece_records = [record for _, record in pairs]
-            # Objects cannot be edited. If an image was explained again, its new record is in a later piece.
+            # Objects in a store cannot be edited. If an image was explained again, its new record is in a later piece,
+            # and replaces the old record.
             records += {record.image: record for record in piece_records}.values() if len(pieces) > 1 else piece_records
         return records
     except OSError as error:
@@ -157,12 +157,13 @@ def is_finished_by(record: Record, model: str, stems: Mapping[str, str]) -> bool
 def sort_manifest(path: Path, order: Sequence[str], temporary: Path) -> None:
     """Sort the lines of a manifest by the order of the image names.
 
-    Lines of images that are not in `order` come last. If a file of such a line now belongs to an image in `order`, the
-    line is removed.
+    Lines of images that are not in `order` come last. Such a line is removed if one of its files has been overwritten
+    by a result of an image in `order`.
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     positions, start = [], 0
-    unranked: dict[str, tuple[int, int, int]] = {}  # Maps each file of an image not in `order` to the image's line.
+    # Maps the files of images that are not in `order` to the lines of these images.
+    unranked: dict[str, tuple[int, int, int]] = {}
     with open_file(path) as file:
         for line in file:
             position = (ranks.get(json.loads(line)["image"], len(ranks)), start, start + len(line))
@@ -215,7 +216,7 @@ class ManifestWriter:
 
 
 class PieceWriter:
-    """A buffer of lines for the next piece of a manifest or log in a store. Several threads may add lines.
+    """A buffer of lines for the next piece (object) of a manifest or log in a store. Several threads may add lines.
 
     `last` is the highest number of the existing pieces.
     """
@@ -223,8 +224,8 @@ class PieceWriter:
     def __init__(self, store: Store, folder: str, last: int) -> None:
         self._store, self._folder, self._number = store, folder, last
         self._lines: list[bytes] = []
-        # The number of leading lines in a failed request. The store may have written these lines without confirmation,
-        # so the next attempt writes the same lines.
+        # The number of lines that a failed request sent, or 0. The store may have written these lines without
+        # confirmation, so the next attempt sends the same lines.
         self._sent_count = 0
         self._lock = threading.Lock()
 
@@ -259,7 +260,7 @@ class PieceWriter:
 def find_finished_images(
     reader: OutputReader, pieces: Sequence[str], sizes: Mapping[str, int], model: str, stems: Mapping[str, str]
 ) -> tuple[frozenset[str], dict[str, bool]]:
-    """Return the names of the finished images, and a dict of the other recorded images, which is True for failed images.
+    """Return the names of the finished images, and a dict from the other recorded images to whether they failed.
 
     An image is finished if `is_finished_by` accepts its last record, and if all its files exist and are not empty.
     `sizes` contains the sizes of all objects in the store.
@@ -281,7 +282,7 @@ def sort_pieces(store: Store, shard: ShardFiles, order: Sequence[str], unwanted:
     """Sort the records by the image names in `order`. Keep only the last record per image, and drop `unwanted` images.
 
     The first changed piece and all later pieces are rewritten under higher numbers. Then the old pieces are removed. An
-    interruption in between is harmless, because readers use an image's last record.
+    interruption before the removal is harmless, because readers use only the last record of an image.
     """
     names = StoreReader(store).list_names()
     pieces, ranks = list_manifests(names, shard), {name: rank for rank, name in enumerate(order)}

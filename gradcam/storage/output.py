@@ -39,7 +39,7 @@ class DiskReader:
         return str(self.folder / name) if name else disk.format_folder(self.folder)
 
     def list_names(self) -> list[str]:
-        """Return the names of the files and folders in this folder, and of the pieces of manifests and logs."""
+        """Return the names of all files and folders in this folder, and of all pieces of manifests and logs."""
         names: list[str] = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -58,7 +58,7 @@ class DiskReader:
         return [(parent / name).relative_to(self.folder).as_posix() for parent, names in folders for name in names]
 
     def select(self, names: Iterable[str]) -> list[str]:
-        """Return the names that lead to files inside the folder. In a store, return the names of existing objects."""
+        """Return those of the names that lead to files inside the folder or, in a store, to existing objects."""
         paths = ((name, disk.join_inside(self.folder, name)) for name in names)
         return [name for name, path in paths if path is not None and disk.is_inside(self.folder, path)]
 
@@ -255,7 +255,7 @@ def _write_all(writer: OutputWriter, files: Mapping[str, bytes]) -> None:
             writer.put(name, data)
             written.append(name)
     except OSError as error:
-        # A store may have written the last object although the request failed, so also remove this object.
+        # In a store, remove the last object as well: the store may have written the object although the request failed.
         writer.remove([*written, name] if in_store else written)
         if error.errno in disk.FILE_NAME_ERRNOS:
             reason = describe_refusal(error) if in_store else disk.describe_os_error(error)

@@ -21,6 +21,7 @@ FILE_KEYS = ("overlay", "heatmap", "map", "panel", "mask_file")  # The keys of a
 OPTIONAL_KEYS = (
     *("heatmap", "map", "panel", "mask_file", "boxes", "fit", "sha256", "tar", "page", "edits", "figure"),
     *("box", "point", "number", "edge", "missed", "mask", "text", "against", "like", "on", "word", "keypoint", "axis"),
+    "without_image",
 )
 
 Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels of the image
@@ -56,8 +57,9 @@ class Explained:
     The other fields describe targets that are not classes. Boxes have a `box`, its `number`, and the `edge` to explain.
     `missed` is True for an expected object that was not detected. `mask` says how the region was selected. `text` is
     the sentence, and `against` lists the sentences to contrast with `text`. `like` is the reference image. If the map
-    is on the reference image, `on` is "reference". `word` is the number of a word in the caption. `keypoint` is the
-    number of a keypoint, `point` is its position, and `axis` is the coordinate to explain.
+    is on the reference image, `on` is "reference". `word` is the number of a word in the caption, and `without_image` is
+    its probability if the image is blank. `keypoint` is the number of a keypoint, `point` is its position, and `axis` is
+    the coordinate to explain.
     """
 
     index: int | None
@@ -86,6 +88,7 @@ class Explained:
     word: int | None = None
     keypoint: int | None = None
     axis: str | None = None
+    without_image: float | None = None
 
     @property
     def files(self) -> dict[str, str]:
@@ -166,7 +169,7 @@ class Record:
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": self.status, "error": self.error}
-        # Do not use asdict(), because its deep copies would take half of the time per record.
+        # Do not use asdict(): its deep copies would take half of the time for writing a record.
         fields |= {key: value for key, value in _omit_absent(vars(self)).items() if key not in fields}
         fields["predictions"] = [_omit_absent(vars(entry)) for entry in self.predictions]
         fields["explained"] = [_omit_absent(vars(entry)) for entry in self.explained]
@@ -227,10 +230,11 @@ def _reject_constant(constant: str) -> None:
     raise ValueError(constant)  # JSON has no NaN and no Infinity.
 
 
-# The accepted types of a field's value, by the annotation of the field.
+# Maps the annotation of a field to the accepted types of its value.
 VALUE_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 VALUE_TYPES |= {f"{name} | None": (*kinds, type(None)) for name, kinds in VALUE_TYPES.items()}
-# The length of a list (None for any length) and the accepted types of its items, by the annotation of the field.
+# Maps the annotation of a list field to the length of the list (None for any length) and the accepted types of its
+# items.
 LIST_TYPES: dict[str, tuple[int | None, tuple[type, ...]]] = {
     "Box | None": (4, (int, float)), "Point | None": (2, (int, float)),
     "tuple[str, ...] | None": (None, (str,)), "tuple[ScoredBox, ...] | None": (None, (list,)),

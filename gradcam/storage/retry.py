@@ -1,8 +1,8 @@
 """Retry requests to stores after transient errors, and describe permanent errors in one line."""
 
-# The package tenacity would not make this module shorter, because it lacks three features of this module. The last wait
-# ends at the time limit. While a store is down, requests fail without retries. A thread warns about slow requests,
-# because a client may log nothing for minutes.
+# The package tenacity would not make this module shorter, because it lacks three features: the last wait ends at the
+# time limit; while a store is down, requests fail without retries; and a thread warns about slow requests, for which a
+# client may log nothing for minutes.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLL_SECONDS = 0.5  # The interval between two checks of the open requests.
 RETRY_SECONDS = 60.0  # A store that fails for this long counts as down.
 SHORT_RETRY_SECONDS = 5.0  # Within `limit_retries`, this value replaces RETRY_SECONDS.
 MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 8.0  # The limits of the wait between two tries.
-# A retry cannot succeed after these errors.
+# After these errors, a retry cannot succeed.
 PERMANENT_ERRORS = (
     FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError,
 )  # fmt: skip
@@ -88,7 +88,8 @@ class StoreRequest:
 class StoreWatch:
     """Warns about slow requests in a background thread, because a store that does not respond raises no error.
 
-    Each bucket gets one warning. After a later request to the bucket has ended in time, a new warning is possible.
+    There is one warning per bucket. When a later request to the bucket has ended in time, the bucket may get a new
+    warning.
     """
 
     def __init__(self) -> None:
@@ -143,8 +144,8 @@ def call_with_retries(call: Callable[[], T], url: str) -> T:
 
     The wait grows with each try. Raises `OSError` if the store reports a permanent error for the object itself. Raises
     `StoreError`, which names the URL, if credentials are missing, if the configuration is invalid, or if the store has
-    failed for `RETRY_SECONDS`. Such a store counts as down. While a store is down, each call tries only once. If a
-    store that is down does not respond at all, a call raises the error without a try.
+    failed for `RETRY_SECONDS`. Such a store counts as down. While a store is down, each call tries only once. If the
+    store does not respond at all, calls raise the error without a try.
     """
     wait, start, bucket = MIN_WAIT_SECONDS, time.monotonic(), "/".join(url.split("/")[:3])
     patience = min(RETRY_SECONDS, getattr(_thread_state, "patience", RETRY_SECONDS))
@@ -200,7 +201,7 @@ def describe_refusal(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _translate_errors(url: str) -> Iterator[None]:
-    """Turn a client's permanent error into a `StoreError`, or into an `OSError` if only the object is affected."""
+    """Turn a client's permanent error into a `StoreError` or, if only the object is affected, an `OSError`."""
     try:
         yield
     except Exception as error:

@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 NON_LAYER_NAMES = ("input", "attention")
-EARLIER_LOOK = {"base": "color", "blend": "fade"}  # Earlier versions had only this look, and did not record it.
-# MAX_DIFFERENCES and MAX_VALUE_CHARS limit the length of an error message.
+# Earlier versions drew all heatmaps with these options, and did not record the options.
+EARLIER_LOOK = {"base": "color", "blend": "fade"}
+# Limits for an error message: the number of differences, and the length of a value.
 MAX_DIFFERENCES, MAX_VALUE_CHARS = 5, 160
 RECOVERY_ADVICE = "restore the original file, or start again with --overwrite"
 SHARD_PATTERN = r"(?:-([1-9]\d*)-of-([1-9]\d*))?"
-# Objects in a store cannot be appended to. In a store, manifests and logs are therefore folders of numbered pieces.
+# In a store, nothing can be appended to an object. Manifests and logs in a store are therefore folders of numbered
+# pieces.
 RUN_FILE = re.compile(rf"(manifest|log){SHARD_PATTERN}(?:/(\d{{5,}}))?\.jsonl|run{SHARD_PATTERN}\.json")
 PIECE_FOLDER = re.compile(rf"(?:manifest|log){SHARD_PATTERN}")
 
@@ -198,14 +200,15 @@ def list_layers_and_methods(pairs: Iterable[tuple[str, str]]) -> dict[str, list[
 
 def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return "name: earlier → now" for each setting that makes the results of two runs differ."""
-    # Compare only the choices that both runs recorded in `resolved`. Earlier versions of gradcam recorded fewer
-    # choices. If a detector detects nothing in the noise image, fewer choices are recorded as well.
+    # Compare only the choices that both runs recorded in `resolved`. A run may record fewer choices for two reasons: an
+    # earlier version of gradcam, or a detector that detects nothing in the noise image.
     resolved = _to_dict(earlier.get("resolved")).keys() & _to_dict(current.get("resolved")).keys()
     before, after = _to_comparable(earlier, resolved), _to_comparable(current, resolved)
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     origins = [_to_dict(_to_dict(fields.get("model")).get("weights")).get("of") for fields in (earlier, current)]
     if "precision" in names and "file" not in origins:
-        # If the precision differs, the hashes of the same weights differ as well, because the values are rounded.
+        # If the precision differs, the hashes of the weights differ even for the same weights, because values are
+        # rounded.
         names = [name for name in names if name != "weights"]
     differences = [f"{_truncate(name)}: {_truncate(before.get(name))} → {_truncate(after.get(name))}" for name in names]
     if len(differences) > MAX_DIFFERENCES:
@@ -220,7 +223,7 @@ def _truncate(text: str | None) -> str:
 
 
 def list_resume_notes(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return notes about differences that do not prevent resuming the earlier run."""
+    """Return notes about harmless differences from the earlier run, which do not prevent resuming it."""
     before = {"gradcam": earlier.get("gradcam"), **_to_dict(earlier.get("versions"))}
     before = {name: str(version) for name, version in before.items()}
     after = {"gradcam": current["gradcam"], **current["versions"]}
@@ -245,8 +248,8 @@ def _to_comparable(fields: Mapping[str, Any], resolved: Collection[str]) -> dict
         "output_format": "files",  # Earlier versions had only this output format, and did not record the format.
         **EARLIER_LOOK,
         **dict(flatten(settings, ".")),
-        # Compare the root folder of the images, because users can give the same folder in several forms. If there is no
-        # root folder, compare the inputs.
+        # Compare the root folder of the images instead of the inputs, because users can write the same folder in
+        # several ways. If there is no root folder, compare the inputs.
         "input": fields.get("root") or fields.get("inputs"),
     }
     dump = partial(json.dumps, ensure_ascii=False)

@@ -142,7 +142,8 @@ class Store:
                 self._request(lambda: self._fs.rm_file(self._to_path(name)), name)
 
         with ThreadPoolExecutor(MAX_CONCURRENT_REMOVALS) as pool:
-            deque(pool.map(remove, names), 0)  # Consuming the results raises the exception of a failed removal.
+            # The deque consumes the results, which raises the exception of a failed removal.
+            deque(pool.map(remove, names), 0)
 
     def _list_objects(self, path: str) -> dict[str, dict[str, Any]]:
         self._fs.invalidate_cache()
@@ -151,7 +152,7 @@ class Store:
         except NotADirectoryError:
             return {}
         finally:
-            self._fs.invalidate_cache()  # The cached listing of a million objects takes a gigabyte.
+            self._fs.invalidate_cache()  # Drop fsspec's cached listing, which takes a gigabyte for a million objects.
 
     def _list_folder(self, path: str) -> list[dict[str, Any]]:
         self._fs.invalidate_cache()
@@ -193,8 +194,8 @@ class Store:
         limits: dict[str, Any] = {"connect_timeout": seconds, "read_timeout": seconds}
         if protocol in ("s3", "s3a"):
             if "AWS_MAX_ATTEMPTS" not in os.environ:
-                # By default, botocore retries silently for minutes, but call_with_retries already retries. Keep one
-                # retry of botocore, because this retry repeats only one page of a long listing.
+                # Limit botocore's retries, because it would retry silently for minutes, and `call_with_retries` already
+                # retries. Keep one retry of botocore, because it repeats only one page of a long listing.
                 limits["retries"] = {"max_attempts": 1}
             options = {"config_kwargs": limits | conf.get(protocol, {}).get("config_kwargs", {})}
         elif protocol in ("http", "https"):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # The default method for targets that are a single object or region. Grad-CAM pools gradients over all positions, so its
 # map would show all objects of the class.
 LOCAL_METHOD = "hirescam"
+# A word is from the text, unless the image multiplies the word's probability at least by this ratio.
+MIN_PROBABILITY_RATIO = 1.5
 Box4 = tuple[float, float, float, float]
 
 
@@ -59,6 +61,8 @@ class Instance:
         "x" or "y" if the map explains this coordinate of the keypoint instead of its score.
     box_number : int or None
         The number of the box that contains the keypoint.
+    without_image : float or None
+        The probability of a word if the image is blank; None if it was not computed.
 
     Examples
     --------
@@ -85,11 +89,18 @@ class Instance:
     text: str | None = None
     axis: str | None = None
     box_number: int | None = None
+    without_image: float | None = None
+
+    @property
+    def is_from_text(self) -> bool:
+        """Return whether the image hardly changes a word's probability, so that the word follows from the text."""
+        return self.without_image is not None and (self.score or 0) < MIN_PROBABILITY_RATIO * self.without_image
 
     def moved(self, source: Window, target: Window, size: Sequence[int]) -> Instance:
         """Convert the box, point and mask from pixels of one canvas to pixels of another canvas.
 
-        Both canvases contain the same region of the image, at different positions and scales.
+        A canvas is an image, possibly resized and padded. Both canvases contain the same region of the image, at
+        different positions and scales.
 
         Parameters
         ----------
@@ -131,17 +142,17 @@ def crop_mask(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class TargetScores:
-    """Scores (N,K), attached to the graph, and descriptions of the scored objects.
+    """Scores (N,K) with their autograd graph, and descriptions of the scored objects.
 
     If a function computed the scores, `classes` (N,K) and `logits` (N,C) are None. `target` computes the scores of the
     same objects from another output of the model. `instances` describe the scored objects of each image. An image may
     have fewer than K objects. For plain classes, `instances` is None.
 
-    `differentiate` is set if each score depends only on a small part of a layer. This function takes activations
-    (N,C,H,W) of several layers, and returns a list of local gradients for each layer. It returns None if only autograd
-    can compute the gradients. `settled` (N,K) is True for scores whose true gradient is zero. The computed gradient of
-    such a score is only rounding error. `per_pass` limits the number of scores that share a backward pass, if gradients
-    after the layer need more memory than the gradients at the layer.
+    `differentiate` is set if each score depends only on a small part of a layer. The function takes activations
+    (N,C,H,W) of several layers, and returns a list of `LocalGradient` for each layer, or None if only autograd can
+    compute the gradients. `settled` (N,K) is True for scores whose true gradient is zero. The computed gradient of such
+    a score is only rounding error. `per_pass` limits the number of scores that share a backward pass, if gradients after
+    the layer need more memory than the gradients at the layer.
     """
 
     values: Tensor
@@ -167,14 +178,16 @@ class BoundTarget:
     """A target bound to a model.
 
     `model` is the module to run, and `batch` is its input. `target` is passed to `compute_scores`. `layer` and `method`
-    are the defaults. If `layer` is None, the default is the last layer with a grid. If `layers` is not empty, the maps
-    of these layers are added, and `layer` is ignored. `reshape` arranges tokens on a grid, if their number alone does
-    not determine the grid.
+    are the defaults for this target. If `layer` is None, the default layer is the last layer with a grid. If `layers`
+    is not empty, the maps of these layers are added, and `layer` is ignored. `reshape` arranges tokens on a grid, if
+    their number alone does not determine the grid.
 
     `own_output` converts the output of `model` to the output of the explained model. If both outputs are the same,
     `own_output` is None. `list_found` lists all detected objects or classes of each image, from the output of `model`.
-    If `has_places` is True, the target is at a fixed position, so augmentation by moved views is refused. `mirror` is
-    set for the similarity to reference images. It returns the reference images, and the target for their own maps.
+    If `has_places` is True, the target has a fixed position in the image, so test-time augmentation that moves the
+    image is refused. `mirror` is set if the target is the similarity to reference images. It returns the reference
+    images, and the target that explains the reference images. `refine` changes the
+    maps (N,K,h,w) before they become heatmaps.
     """
 
     model: nn.Module
@@ -188,6 +201,7 @@ class BoundTarget:
     mirror: Callable[[TargetScores], tuple[Any, Any]] | None = None
     layers: Sequence[str] = ()
     reshape: Callable[[Tensor], Tensor] | None = None
+    refine: Callable[[Tensor], Tensor] | None = None
 
 
 class Target(ABC):

@@ -41,7 +41,7 @@ class Box(Target):
         "left", "top", "right" or "bottom": explain this edge's position in pixels instead of the score. Positive
         evidence moves the edge to the right or down.
     class_ : int or str, default None
-        Consider only boxes of this class, given by its index or, if the model has class names, by name.
+        Consider only boxes of this class. The class is an index or, if the model has class names, a name.
     threshold : float, default None
         Consider only boxes with at least this score. None means the model's own threshold.
 
@@ -102,8 +102,8 @@ class MissedBox(Target):
     box : (float, float, float, float), or a sequence of such tuples
         Left, top, right and bottom, in pixels of the image.
     class_ : int or str, default None
-        The expected class, given by its index or, if the model has class names, by name. None means the most
-        probable class of each candidate.
+        The expected class: an index or, if the model has class names, a name. None means the most probable class of
+        each candidate.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def list_numbers(number: Any, name: str) -> Sequence[Any] | None:
 class NoBoxError(TargetError):
     """The error for an image without the requested box.
 
-    `candidates` are the best candidates below the threshold, in pixels of the model's input.
+    `candidates` are the highest-scoring boxes below the threshold, in pixels of the model's input.
     """
 
     subject: str
@@ -179,12 +179,15 @@ class NoBoxError(TargetError):
 
     @classmethod
     def of(cls, subject: str, image: int, candidates: Sequence[Instance]) -> NoBoxError:
-        """Create the error with its message. The constructor takes only a message, so that errors can be pickled."""
+        """Create the error and its message.
+
+        The constructor itself takes only a message, so that errors can be pickled.
+        """
         descriptions = []
         for candidate in candidates:
             edges = [f"{max(edge, 0):.0f}" for edge in candidate.box or (0, 0, 0, 0)]
             x0, y0, x1, y1 = map(float, edges)
-            if x0 < x1 and y0 < y1:  # `MissedBox` rejects empty boxes.
+            if x0 < x1 and y0 < y1:  # Suggest no empty box, because `MissedBox` rejects empty boxes.
                 descriptions.append(f"{candidate.name} {candidate.score:.2g} at {','.join(edges)}")
         error = cls(
             f"{subject}: no score is above the model's threshold. Best candidates: {'; '.join(descriptions) or 'none'}. "
@@ -230,7 +233,7 @@ def _bind(family: DetectorAdapter, model: nn.Module, batch: Batch, extractor: Sc
     def list_found(run: ModelRun) -> list[list[Instance]]:
         return [[describe(family, image, k) for k in range(len(image.scores))] for image in family.read(run, batch)]
 
-    # As in ODAM, the method is applied at each level of the feature pyramid.
+    # As in ODAM, each level of the feature pyramid (`family.layers`) is explained with the same method.
     return BoundTarget(
         family.wrap(model), batch, extractor, family.layer, LOCAL_METHOD, own_output=lambda run: run.output,
         list_found=list_found, has_places=True, layers=family.layers, reshape=family.reshape(batch),
@@ -297,7 +300,7 @@ class BoxScoreExtractor(ScoreExtractor):
 
 @dataclass(frozen=True)
 class PlaceScoreExtractor(ScoreExtractor):
-    """Extracts scores for the boxes and classes of `instances`. If a class is None, candidates of any class count.
+    """Extracts scores for given boxes and classes (`instances`). If a class is None, candidates of any class are used.
 
     For each box, the best candidate has the largest product of class score and overlap with the box. This product is
     the score. If `edge` is set, the position of the candidate's edge is the score instead. If
@@ -317,7 +320,8 @@ class PlaceScoreExtractor(ScoreExtractor):
         for i, row in enumerate(self.instances):
             best = [self._find_best(candidates[instance.index][i], instance.box) for instance in row]
             values.append([value for value, _ in best])
-            # For a detected box, the description keeps the score that the detector reported.
+            # Describe a detected box by the score that the detector reported, and a missed box by the candidate's
+            # score.
             scores = [score if instance.kind == "missed" else instance.score for instance, (_, score) in zip(row, best)]
             instances.append([replace(instance, score=score) for instance, score in zip(row, scores)])
         return pad_scores(values, instances, replace(self, allows_no_candidate=True))

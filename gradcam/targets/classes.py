@@ -21,7 +21,7 @@ VALID_TARGETS = (
     "an int for all images, one int per image, a nested (N,K) sequence for K classes per image, or a function of the "
     "output"
 )
-MIN_HALF_PRECISION_LENGTH = 64  # dimensions: shorter half-precision vectors may have norm 1 by chance
+MIN_HALF_PRECISION_LENGTH = 64  # Half-precision vectors with fewer dimensions may have norm 1 by chance.
 MAX_RIVALS = 5
 MAX_FINER_RIVALS = 3
 FINER_RIVAL_WEIGHT = 0.6
@@ -200,7 +200,7 @@ def compute_scores(target: Any, output: Any, images: int) -> TargetScores:
 
 
 def is_function(target: Any) -> bool:
-    """Return whether a target computes the scores itself. Python types are callable, but are not such targets."""
+    """Return whether a target computes the scores itself. Python types do not, although they are callable."""
     return isinstance(target, (Target, ScoreExtractor)) or (callable(target) and not isinstance(target, type))
 
 
@@ -215,13 +215,14 @@ def to_class_target(target: Any) -> ClassTarget:
 
 
 def resolve_logits(target: ClassTarget, output: Any, images: int) -> tuple[ClassTarget, Tensor]:
-    """Return the logits (N,C), and the target with its activation resolved.
+    """Return the target with its activation determined, and the logits (N,C).
 
-    If `activation` is "auto", a single number per image counts as a binary logit, unless the model's last operation is
-    an activation.
+    If `activation` is "auto", a single number per image counts as a binary logit, unless an activation function
+    computed the number.
     """
     logits = target.find_logits(output, images)
-    # If the last operation was an activation, `_warn_of_output` warns that the output is not a logit.
+    # If an activation function computed the output, leave the target unchanged: `_warn_of_output` warns that the output
+    # is not a logit.
     if target.activation != "auto" or logits.shape[1] > 1 or find_last_operation(logits) in ACTIVATED:
         return target, logits
     if target.classes is not None:
@@ -231,7 +232,7 @@ def resolve_logits(target: ClassTarget, output: Any, images: int) -> tuple[Class
 
 
 def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: int, operation: str) -> None:
-    """Warn if the scores are not logits, or if the first of several possible tensors is explained."""
+    """Warn if the scores are not logits, or if the output has several tensors that may be class scores."""
     if not isinstance(output, Tensor) and target.output is None:
         from gradcam.targets.output_heads import warn_of_further_heads
 
@@ -273,7 +274,8 @@ def to_integers(classes: Any) -> np.ndarray[Any, Any]:
     """Return class indices in any form as an integer array. Raise `TargetError` for other values."""
     try:
         values = np.asarray(classes.detach().cpu() if isinstance(classes, Tensor) else _without_tensors(classes))
-    except (ValueError, TypeError, RuntimeError):  # a ragged sequence, or a tensor that NumPy cannot represent
+    # NumPy raises these errors for ragged sequences, and for tensors that it cannot represent.
+    except (ValueError, TypeError, RuntimeError):
         values = np.asarray(None)
     if values.dtype.kind not in "iu":
         raise TargetError(f"The target {shorten(classes)} does not contain class indices: pass {VALID_TARGETS}.")
@@ -343,7 +345,7 @@ def _is_normalised(logits: Tensor) -> bool:
     values, itemsize = logits.detach(), logits.dtype.itemsize
     if logits.shape[1] < (MIN_HALF_PRECISION_LENGTH if itemsize < 4 else 2):
         return False
-    # The output of a linear layer is not normalised, even if its norm is 1 by chance.
+    # If a linear layer computed the output, a norm of 1 is only chance.
     if logits.grad_fn is not None and find_last_operation(logits) == "linear":
         return False
     tolerance = torch.finfo(logits.dtype).eps * (4 if itemsize > 2 else 1)
@@ -394,7 +396,7 @@ def to_rivals(against: Any) -> np.ndarray[Any, Any]:
 
 
 def choose_rivals(against: Any, logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the rivals (N,K,R) of each class: the classes `against` or, if there are none, the five strongest.
+    """Return each class's rivals (N,K,R): the classes `against` or, if it is empty, the five with the largest logits.
 
     Raises `TargetError` if a class of `against` does not exist, or if a class would be contrasted with itself.
     """

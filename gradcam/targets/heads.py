@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradcam.errors import TargetError, warn
 from gradcam.layers.model_names import BACKBONES
 
-MAX_SUM_ERROR = 1e-2  # rounding error of the sum of a thousand half-precision probabilities
+MAX_SUM_ERROR = 1e-2  # The rounding error of the sum of a thousand half-precision probabilities.
 HEAD_NAMES = ("fc", "classifier", "head", "heads", "last_linear", "linear")
 # Image towers of image-text models. Their last linear layer is a projection to the embedding space, not a classifier.
 IMAGE_TOWERS = (
@@ -47,10 +47,10 @@ def require_class_head(model: nn.Module) -> None:
 
 
 def find_output_module(model: nn.Module) -> nn.Module:
-    """Return the module that computes the output: the last one of an `nn.Sequential`, or the only one in a wrapper."""
+    """Return the module that computes the output: the last module of an `nn.Sequential`, or a wrapper's only module."""
     while not isinstance(model, torch.jit.ScriptModule):
         children = [child for child in model.children() if type(child).__module__ not in PASSIVE_MODULES]
-        # A wrapper with tensors of its own may compute scores by comparing an embedding with the tensors.
+        # A wrapper that has tensors itself may compute scores by comparing an embedding with these tensors.
         has_tensors = model._parameters or model._buffers or any(isinstance(x, Tensor) for x in vars(model).values())
         is_sequence = type(model).forward is nn.Sequential.forward
         makes_scores = getattr(model, "makes_scores", False)
@@ -61,13 +61,13 @@ def find_output_module(model: nn.Module) -> nn.Module:
 
 
 def is_headless(model: nn.Module) -> bool:
-    """Return whether the output is an embedding, because of the model's class or because its head was removed."""
+    """Return whether the output is an embedding, because of the model's class or because the head was removed."""
     if isinstance(model, torch.jit.ScriptModule):  # Scripted modules do not expose their classes.
         return False
     if EMBEDDER.fullmatch(f"{type(model).__module__}.{type(model).__qualname__}"):
         return not hasattr(getattr(model, "config", None), "text_config")  # Image-text models output similarities.
     heads: list[Any] = [head for name in HEAD_NAMES if (head := model._modules.get(name)) is not None]
-    if hasattr(type(model), "get_classifier"):  # timm's interface, which fails for a few headless models
+    if hasattr(type(model), "get_classifier"):  # Use timm's interface. For a few headless models, it raises an error.
         if getattr(model, "num_classes", None) == 0:
             return True
         with contextlib.suppress(AttributeError, TypeError):

@@ -103,8 +103,8 @@ class KeypointScoreExtractor(ScoreExtractor):
     """Extracts the scores of keypoints.
 
     In the first forward pass, `boxes` is None, and the target's box number selects a pose in each image. In later
-    passes, on modified images, `boxes` has the box of each selected pose. The pose with the largest product of score
-    and overlap with this box is then used. If no pose overlaps the box, the heatmap is zero.
+    passes, on modified images, `boxes` has the box that was selected in each image. The pose with the largest product
+    of score and overlap with this box is then explained. If no pose overlaps the box, the heatmap is zero.
     """
 
     family: PoseAdapter
@@ -128,7 +128,7 @@ class KeypointScoreExtractor(ScoreExtractor):
         return list(numbers)
 
     def _select_pose(self, i: int, poses: Poses) -> Poses:
-        """Select the pose by the target's box number or, in later passes, by similarity to the box selected before."""
+        """Select a pose by the target's box number or, in later passes, by score and overlap with the earlier box."""
         number = self.target.box
         if self.boxes is None or poses.scores is None:
             count, image = len(poses.heatmaps), name_image(self.batch, i)

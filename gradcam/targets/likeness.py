@@ -21,7 +21,7 @@ from gradcam.targets.base import BoundTarget, Instance, ScoreExtractor, Target, 
 # The default methods. If an image tower's embedding is the mean of its tokens, the score is a sum with one term per
 # token, and Grad-CAM is suitable. Towers that pool tokens by attention need Grad-ECLIP.
 MEAN_POOLING_METHOD, ATTENTION_METHOD = "gradcam", "grad-eclip"
-MAX_EMBEDDING_ULPS = 64  # tolerance for two embeddings of one image, in units in the last place
+MAX_EMBEDDING_ULPS = 64  # The tolerance for two embeddings of one image, in units in the last place.
 
 
 @keep_old_names
@@ -105,7 +105,8 @@ class Like(Target):
         extractor = CosineScoreExtractor(family, batch, *to_directions(vectors), instances)
 
         def mirror(scored: TargetScores) -> tuple[Any, Any]:
-            embedded = getattr(scored.target, "embedded", None)  # A target for augmented views stores no embeddings.
+            # The target of an augmented batch (`RepeatedTarget`) stores no embeddings.
+            embedded = getattr(scored.target, "embedded", None)
             return references, Like(embed(family, model, batch) if embedded is None else embedded, "picture")
 
         bound = bind_cosines(model, batch, extractor)
@@ -136,8 +137,8 @@ def to_directions(vectors: Tensor, against: Tensor | None = None) -> tuple[Tenso
     """Return the directions (K,D) and the unit vectors (K,D) of `vectors`.
 
     A direction is the unit vector minus the mean unit vector of `against`. Without `against`, both results are equal.
-    They are at least float32, detached from the graph, and not inference tensors. Raises `TargetError` for a zero
-    vector, infinities and NaN.
+    The results are at least float32, detached from the graph, and not inference tensors. Raises `TargetError` for a
+    zero vector, infinities and NaN.
     """
     with torch.inference_mode(False), torch.no_grad():
         units = _to_units(vectors)
@@ -154,7 +155,7 @@ def _to_units(vectors: Tensor) -> Tensor:
 
 
 def _is_parallel(vectors: Tensor, directions: Tensor) -> Tensor:
-    """Return a mask (N,K) that is True if direction k is parallel to the unit vector of image n.
+    """Return a mask (N,K) that is True where direction k is parallel to the unit vector of image n.
 
     The cosine is then at its maximum or minimum. Its true gradient is zero, and the computed gradient is rounding
     error.
@@ -185,7 +186,7 @@ class CosineScoreExtractor(ScoreExtractor):
         if len(vectors) != images or vectors.shape[1] != self.directions.shape[1]:
             raise TargetError(
                 f"The model returned {tuple(vectors.shape)} for {images} image(s), expected "
-                f"({images}, {self.directions.shape[1]}), the length of the embedding to compare with."
+                f"({images}, {self.directions.shape[1]}), because the embedding of the target has this length."
             )
         normalised = F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
         directions = self.directions.to(normalised)

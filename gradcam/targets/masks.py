@@ -36,7 +36,8 @@ FORMS = (
     "for the pixels predicted as the class"
 )
 LOSSY_SUFFIXES = (".jpg", ".jpeg")  # Lossy compression may turn black pixels into dark grey ones.
-CONNECTIVITY = 8  # Neighbours of a pixel. Diagonal neighbours count, so that thin diagonal structures stay connected.
+# The number of neighbours of a pixel: diagonal neighbours count, so that thin diagonal structures stay connected.
+CONNECTIVITY = 8
 MAX_CLASSES_IN_MESSAGE = 5
 
 
@@ -61,15 +62,15 @@ class Mask(Target):
     Parameters
     ----------
     class_ : int, str, or sequence of these, default None
-        The class, by its index or, if the model has class names, by name. Each class gives one map. If `mask` is a
-        point, None means the class predicted at this point. Otherwise, None means the most frequent predicted class in
-        the mask or the image, other than the background.
+        The class: an index or, if the model has class names, a name. Each class gives one map. If `mask` is a point,
+        None means the class predicted at this point. Otherwise, None means the most frequent predicted class in the
+        mask or the image, other than the background.
     mask : sequence, array, Tensor or path, default None
         The pixels. None selects all pixels predicted as the class. A point (x, y), in pixels of the image, selects the
         pixels of the class that are connected to the point by edges or corners. A box is (left, top, right, bottom). An
-        array of bools or integers is one mask (H,W), or one mask per image (N,H,W), in the size of the model's input.
-        Non-zero pixels are inside the mask. A path names an image file with labels, grey values or colours. All pixels
-        that are not black are inside the mask.
+        array of bools or integers is one mask (H,W), or one mask per image (N,H,W). Masks have the size of the model's
+        input. Non-zero pixels are inside the mask. A path names an image file with labels, grey values or colours. All
+        pixels that are not black are inside the mask.
     reduction : str, default "mean"
         "mean" or "sum" of the logits over the mask.
 
@@ -138,7 +139,7 @@ class Mask(Target):
 
     @property
     def classes(self) -> list[Any] | None:
-        """Return the classes as a list; None if the model's prediction for each image determines the class."""
+        """Return the classes as a list; None if the class is chosen by the model's prediction for each image."""
         if self.class_ is None:
             return None
         classes = self.class_.tolist() if isinstance(self.class_, (Tensor, np.ndarray)) else self.class_
@@ -170,7 +171,7 @@ def _is_number(value: Any) -> bool:
 
 
 def find_image_areas(batch: Batch) -> list[Tensor]:
-    """Return a mask (H,W) for each image that is True where the model's input shows the image, and not padding."""
+    """Return a mask (H,W) per image: True where the model's input contains the image, False where it is padding."""
     frame = find_frame(batch, [])
     visible = torch.zeros(batch.images, *batch.size, dtype=torch.bool, device=batch.device)
     for i, visible_mask in enumerate(visible):
@@ -344,8 +345,8 @@ class ImagePrediction:
     """A model's prediction for one image.
 
     `logits` (C,H,W) cover the model's input, and `visible` (H,W) is False where the input is padding. `is_single` is
-    True if the model has a single logit, from which two classes were made. `message_prefix` names the image in
-    messages.
+    True if the model has a single logit, which was converted to the logits of two classes. `message_prefix` names the
+    image in messages.
     """
 
     family: SegmenterAdapter
@@ -400,13 +401,13 @@ class ImagePrediction:
         return pixels[pixels >= 0].cpu().bincount(minlength=len(self.logits))
 
     def list_shares(self) -> list[tuple[int, float]]:
-        """Return each predicted class and its fraction of the image's pixels, largest fractions first."""
+        """Return (class, fraction of the image's pixels) for each predicted class, largest fractions first."""
         counts = self.count(self.predicted)
         shares = enumerate((counts / counts.sum()).tolist())
         return sorted((entry for entry in shares if entry[1]), key=lambda entry: -entry[1])
 
     def find_mask(self, index: int, pixel: tuple[int, int] | None) -> Tensor:
-        """Return the pixels (H,W) predicted as a class or, if `pixel` is given, only the connected region around it.
+        """Return a mask (H,W) of the pixels predicted as a class or, with `pixel`, of the region connected to it.
 
         Raises `TargetError` if no pixel is predicted as the class, or if `pixel` is predicted as another class.
         """

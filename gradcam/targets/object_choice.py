@@ -12,7 +12,7 @@ from gradcam.errors import TargetError, find_similar_names, join_names, shorten
 
 def find_overlaps(boxes: Tensor, box: Sequence[float]) -> Tensor:
     """Return the intersection over union of boxes (M,4) with one box."""
-    from torchvision.ops import box_iou  # a slow import, which class targets do not need
+    from torchvision.ops import box_iou  # This import is slow, and class targets do not need it.
 
     return box_iou(boxes, boxes.new_tensor([box]))[:, 0]
 

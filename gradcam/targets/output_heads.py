@@ -17,7 +17,7 @@ from gradcam.targets.heads import MAX_SUM_ERROR, NO_CLASSES, are_probabilities
 
 LOGIT_NAMES = ("logits", "logits_per_image")
 EMBEDDING_NAME = re.compile("embed|pool|feature|hidden|flatten|latent|descriptor", re.IGNORECASE)
-# Names of tensors in outputs that have one score per object instead of one score per image.
+# If an output has a tensor with such a name, the output has one score per object, and not one score per image.
 OBJECT_NAME = re.compile("keypoint|boxes|descriptor|matches", re.IGNORECASE)
 
 
@@ -28,7 +28,7 @@ def choose_tensor(output: Any, images: int, head: str | int | None) -> Any:
     """
     heads = _list_heads(output)
     if isinstance(head, int) and isinstance(output, tuple) and head < len(output):
-        head = list(heads)[head]  # A named tuple also accepts an index.
+        head = list(heads)[head]  # For a named tuple, `head` may also be an index.
     if head is not None and head not in heads:
         names = ", ".join(map(shorten, list(heads)[:6])) + (", ..." if len(heads) > 6 else "")
         content = f"it has {names}" if heads else "it is a single tensor, or has no keys"
@@ -60,7 +60,8 @@ def find_activation(values: Tensor, logits: Tensor) -> str | None:
     if values is logits or values.shape != logits.shape or not values.is_floating_point():
         return None
     if are_probabilities(values) and not are_probabilities(logits):
-        return "softmax"  # The model may divide the logits by a temperature, so the values are not compared.
+        # The values are not compared with softmax(logits), because the model may divide the logits by a temperature.
+        return "softmax"
     tolerance = 1e-5 if min(values.dtype.itemsize, logits.dtype.itemsize) > 2 else MAX_SUM_ERROR
     values, logits = values.detach().float(), logits.detach().float()
     results = {"softmax": logits.softmax(-1), "log_softmax": logits.log_softmax(-1), "sigmoid": logits.sigmoid()}
@@ -91,7 +92,7 @@ def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
         return find_floating_tensor(list(heads.values()))
     logits, form = heads[names[0]], "C"
     rivals = names if isinstance(names[0], str) else names[:1]
-    if logits.numel() == images:  # One number per image may be a regression value.
+    if logits.numel() == images:  # A tensor with one number per image may be a regression value.
         rows = [name for name in _list_rows(heads, images) if not EMBEDDING_NAME.search(str(name))]
         rows = [name for name in rows if find_activation(heads[name], logits) is None]
         if isinstance(names[0], str) or rows[0] != names[0]:

@@ -23,7 +23,7 @@ class RepeatedTarget(ScoreExtractor):
     blocks: int
 
     def score(self, output: Any, images: int) -> TargetScores:
-        """Return the scores of all rows. Classes and rivals chosen by rank are determined from the first view only."""
+        """Return the scores of all rows. Top classes and default rivals are determined from the first view only."""
         total = self.images * self.blocks
         if is_function(self.target):
             parts = [compute_scores(self.target, self._block(output, i), self.images) for i in range(self.blocks)]

@@ -16,9 +16,11 @@ from gradcam.adapters.base import CaptionerAdapter, ModelRun
 from gradcam.adapters.tokenizers import UNSPACED_LETTER
 from gradcam.errors import TargetError, shorten
 from gradcam.hooks.containers import Batch
+from gradcam.hooks.preserve import preserve_state
 from gradcam.options import argument_error, check_choice, check_count
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, ScoreExtractor, Target, TargetScores
 from gradcam.targets.boxes import list_numbers, require_family
+from gradcam.targets.word_controls import blank_images, subtract_context, warn_of_sinks
 
 SEQUENCES = (list, tuple, range)
 WORDS_PER_PASS = 4  # In a backward pass, the gradients of this many words fit into the memory of the forward pass.
@@ -59,13 +61,20 @@ class Token(Target):
         A question about the image. Only models that `gradcam.load_model` returns take it.
     max_tokens : int, default 40
         The maximum length of a generated caption, in tokens.
+    control : str, default None
+        "blank" also computes each word's probability with a blank image, in one more forward pass. If the image hardly
+        changes the probability, the word follows from the text, and its map says nothing about the image. The instances
+        have `without_image` and `is_from_text`. There is also a warning about cells that are hot for nearly all words.
+    context : str, default "keep"
+        "subtract" subtracts from each map what the maps of the earlier words explain. All words or tokens of the
+        caption have to be explained.
 
     Raises
     ------
     TargetError
         If the caption has no tokens, if a position or word does not exist, if an argument is invalid, or if two
-        arguments exclude each other. When used with a model: if the model generates no text, if a token is outside the
-        model's vocabulary, if the model needs a prompt that was not passed, or a tokenizer that it does not have.
+        arguments exclude each other. When used with a model: if the model generates no text, or a token is outside its
+        vocabulary. If a prompt or a tokenizer is needed but missing.
 
     Notes
     -----
@@ -77,7 +86,7 @@ class Token(Target):
     weight, and Grad-CAM would average these weights by pooling the gradient.
 
     Earlier words are part of a word's context, so objects named by earlier words also appear in the word's map (TAM).
-    This contribution is not removed: compare the map with the maps of the earlier words.
+    By default, this contribution is not removed: compare the map with the maps of the earlier words.
 
     Examples
     --------
@@ -114,6 +123,8 @@ class Token(Target):
     against: str | int | None = field(default=None, kw_only=True)
     prompt: str | None = field(default=None, kw_only=True)
     max_tokens: int = field(default=40, kw_only=True)
+    control: str | None = field(default=None, kw_only=True)
+    context: str = field(default="keep", kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.phrases or not all(map(_is_phrase, self.phrases)):
@@ -128,6 +139,10 @@ class Token(Target):
             if value is not None and not is_token and not (isinstance(value, str) and value.strip()):
                 raise argument_error(value, f"{name}=", expected, TargetError)
         check_choice(self.score, "The score", ("logit", "logprob"), TargetError)
+        check_choice(self.control or "blank", "control=", ("blank",), TargetError)
+        check_choice(self.context, "context=", ("keep", "subtract"), TargetError)
+        if self.context == "subtract" and (self.position is not None or self.word not in (None, all)):
+            raise TargetError("context='subtract' needs the maps of all earlier words: leave position= and word= out.")
         check_count(self.max_tokens, "max_tokens", error=TargetError)
         if self.ids is not None and (tokens := to_tokens(self.ids)) and self.word is None:
             self.choose(tokens)  # Words are known only after decoding.
@@ -200,7 +215,16 @@ class Token(Target):
             # The first bytes of a character have no text.
             instances.append(Instance("word", name, index, None, number, against=against, form=form, text=text or name))
         extractor = WordScoreExtractor(family, text_batch, tokens, phrases, instances, alternatives, self.score)
-        return BoundTarget(module, text_batch, extractor, family.layer, LOCAL_METHOD, own_output=lambda run: run.output)
+        if self.control is not None:
+            extractor = replace(extractor, baselines=_predict_without_image(module, extractor))
+        fields: Any = {"own_output": lambda run: run.output, "refine": self._refine}
+        return BoundTarget(module, text_batch, extractor, family.layer, LOCAL_METHOD, **fields)
+
+    def _refine(self, maps: Tensor) -> Tensor:
+        """Warn of attention sinks, and subtract the maps of earlier words."""
+        if self.control is not None:
+            warn_of_sinks(maps)
+        return subtract_context(maps) if self.context == "subtract" else maps
 
     def _find_alternatives(self, family: CaptionerAdapter, tokens: Sequence[int]) -> tuple[list[int], list[str]]:
         """Return the alternative to each token, and the name of the alternative; or two empty lists."""
@@ -267,6 +291,7 @@ class WordScoreExtractor(ScoreExtractor):
     instances: Sequence[Instance]
     alternatives: Sequence[int] = ()
     quantity: str = "logit"
+    baselines: Sequence[Sequence[float | None]] | None = None  # Each word's probability with a blank image.
 
     def score(self, output: ModelRun, images: int) -> TargetScores:
         positions = [position for phrase in self.phrases for position in phrase]
@@ -278,9 +303,11 @@ class WordScoreExtractor(ScoreExtractor):
         if self.alternatives:
             firsts = [0, *itertools.accumulate(map(len, self.phrases))][:-1]
             scores = values[:, firsts] - _select(logits[:, firsts], self.alternatives)
+        probabilities = self._add(logprobs.detach()).exp().tolist()
+        baselines = self.baselines or [[None] * len(self.instances)] * len(probabilities)
         instances = [
-            [replace(instance, score=probability) for instance, probability in zip(self.instances, row)]
-            for row in self._add(logprobs.detach()).exp().tolist()
+            [replace(instance, score=p, without_image=q) for instance, p, q in zip(self.instances, row, baseline)]
+            for row, baseline in zip(probabilities, baselines)
         ]
         indices = [-1 if instance.index is None else instance.index for instance in self.instances]
         classes = torch.tensor(indices, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
@@ -300,6 +327,14 @@ class WordScoreExtractor(ScoreExtractor):
     def _add(self, values: Tensor) -> Tensor:
         """Add up the values (N,P) of the tokens of each word; return (N,K)."""
         return torch.stack([part.sum(1) for part in values.split(list(map(len, self.phrases)), 1)], 1)
+
+
+def _predict_without_image(module: nn.Module, extractor: WordScoreExtractor) -> list[list[float | None]]:
+    """Return each word's probability if the images are blank."""
+    with preserve_state(module), torch.no_grad():
+        output = blank_images(extractor.batch).run(module)
+        rows = extractor.score(output, extractor.batch.images).instances or ()
+    return [[instance.score for instance in row] for row in rows]
 
 
 def _select(logits: Tensor, tokens: Sequence[int]) -> Tensor:

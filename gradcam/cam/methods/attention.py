@@ -29,8 +29,8 @@ from gradcam.layers.layout import Layout
 from gradcam.targets.base import TargetScores
 from gradcam.targets.classes import compute_scores
 
-# Up to this number of classes, Grad-ECLIP computes gradients at all tokens, which costs less than another run of a
-# block.
+# If there are at most this many classes, Grad-ECLIP computes gradients at all tokens. For so few classes, this takes
+# less time than another run of a block.
 MAX_CLASSES_AT_ALL_TOKENS = 4
 Gradients = Sequence[Tensor | None]
 
@@ -97,7 +97,8 @@ def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
 def accumulate(weighted: Sequence[Tensor], row: Tensor) -> Tensor:
     """Multiply a row (T,) by I + A for each block's A (...,T,T), the last block first. Return (...,T) minus the row."""
     start = row.to(weighted[0]).expand(*weighted[0].shape[:-2], 1, -1)
-    added = torch.zeros_like(start)  # If added to `start`, small values would be rounded away.
+    # A separate sum: if the terms were added to `start`, small terms would be rounded away.
+    added = torch.zeros_like(start)
     for block in reversed(weighted):
         added = added + (start @ block + added @ block)
     return added[..., 0, :]
@@ -115,7 +116,7 @@ def weigh(attention: Tensor, gradient: Tensor | None) -> Tensor:
 
 
 def find_read_tokens(gradient: Tensor | None, blocks: capture.AttentionBlocks) -> Tensor:
-    """Return weights (T,) with sum 1: equal for all tokens that the classification head reads, zero for other tokens.
+    """Return weights (T,) with sum 1. Tokens that the head reads have equal weights, and other tokens have weight 0.
 
     The head reads a token if any gradient (k,*shape) at the last block's output is nonzero at this token.
     """
@@ -153,7 +154,7 @@ def _run_rollout(
 
 
 def _make_any_score(scored: TargetScores) -> Tensor:
-    """Return one score per image (N,1) for class-agnostic rollout: it depends on all logits, if there are any."""
+    """Return one score per image (N,1), for class-agnostic rollout. If there are logits, it depends on all logits."""
     with torch.enable_grad():
         if scored.logits is None:
             return scored.values[:, :1]
@@ -191,7 +192,7 @@ def legrad(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunBudge
 
 def _score_blocks_together(recorded: RecordedPass, run: Callable[..., Any], count: int) -> Tensor | None:
     """Return the sum of all blocks' scores (N,K) from one pass; None if the head mixes the rows of a batch."""
-    # The batch begins and ends with the last block's output, and both copies have to reproduce the recorded pass.
+    # The batch begins and ends with the last block's output. Both copies have to give the output of the recorded pass.
     blocks_in_batch = [count - 1, *range(count)]
     try:
         scores, output = run(blocks_in_batch)
@@ -212,14 +213,14 @@ def _run_legrad(
     attentions: list[Tensor],
     blocks_in_batch: Sequence[int],
 ) -> tuple[Sequence[Tensor], Any]:
-    """Run a pass in which the outputs of `blocks_in_batch` enter the head as one batch; return scores and output.
+    """Run the model with the outputs of several blocks as the head's input batch; return scores and output.
 
-    The scores are (N,K) per block. `attentions` is filled with the attention of all blocks. The score of a block has
-    gradients only at the attention of this block.
+    `blocks_in_batch` are the indices of these blocks. The scores are (N,K) per block. `attentions` is filled with the
+    attention of all blocks. The score of a block has gradients only at the attention of this block.
     """
     attentions.clear()
     outputs, joined = list[Tensor](), list[Node | None]()
-    gates = list[Tensor]()  # Detached inputs of the later blocks, at which gradients stop.
+    gates = list[Tensor]()  # The inputs of all blocks but the first. They are detached, so gradients stop there.
 
     def pass_on(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         tensor: Any = find_floating_tensor(output)  # A block returns one tensor.
@@ -308,7 +309,8 @@ def grad_eclip(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunB
     values = _join_heads(_split_heads(attention.value, recorded)[..., layout.list_cells(), :])
     output = _join_heads(_split_heads(attention.output.detach(), recorded))
     parts, shares, has_gradient = [], [], False
-    # If a checkpoint recomputes the attention in the backward pass, the patch must be active again.
+    # Checkpoints recompute the attention in the backward pass, so the attention must be recorded as in the forward
+    # pass.
     module = attention.enclosing_runs[-1].module if attention.enclosing_runs else recorded.model
     with capture.AttentionLog().record(module), torch.autograd.set_multithreading_enabled(False):
         for gradient, row in _compute_query_gradients(recorded, attention, log, scores):
@@ -320,8 +322,8 @@ def grad_eclip(recorded: RecordedPass, log: capture.AttentionLog, budget: RerunB
             parts.append((contribution * looseness[:, rows]).sum(-2).relu().unflatten(-1, layout.grid))
     if not has_gradient:
         raise blind_attention(log.attentions[number].where)
-    # If even a change as large as the attention's output hardly changes the score, the gradient is rounding error. An
-    # example is the similarity of an image to itself.
+    # If even a change as large as the attention's output hardly changes the score, the gradient is only rounding error.
+    # For example, the score may be the similarity of an image to itself.
     is_rounding = torch.cat(shares) <= recorded.score_tolerance * scores.detach().abs().T
     return torch.cat(parts).masked_fill(is_rounding[..., None, None], 0).transpose(0, 1)
 
@@ -369,9 +371,9 @@ def _attend_again(
 def _compute_query_gradients(
     recorded: RecordedPass, attention: capture.AttentionTensors, log: capture.AttentionLog, scores: Tensor
 ) -> Iterator[tuple[Tensor, int | None]]:
-    """Yield gradients (k,N,heads,Q,d) at the attention's output, for k classes at a time, and the index of a query.
+    """Yield pairs of gradients (k,N,heads,Q,d) at the attention's output, for k classes, and the index of a query.
 
-    The gradients belong to this query. The index is None if they belong to all queries.
+    The gradients are those of the query with this index. If the index is None, the gradients are those of all queries.
     """
     rows = None
     if scores.shape[1] > MAX_CLASSES_AT_ALL_TOKENS:
@@ -430,7 +432,7 @@ def _run_block_on_copies(
     block_input = next((tensor for tensor in inputs if tensor.shape == block_output.shape), None)
     query = _split_heads(attended.detach(), recorded)[..., row : row + 1, :]
     expected = block_output.detach().narrow(axis, row, 1)
-    # The second count is needed if a block accepts only its usual number of tokens.
+    # Try as many copies as gradients. If the block accepts only its usual number of tokens, try this number.
     for count in (len(gradients), block_output.shape[axis]):
         if block_input is None or count < len(gradients):
             return None

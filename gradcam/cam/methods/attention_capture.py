@@ -42,8 +42,8 @@ KeepAttention = Callable[[Tensor], Tensor]
 OnAttention = Callable[[tuple[int, ...]], KeepAttention | None]
 OnResult = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# The modules that directly contained the last attention over the image in an earlier pass. A later pass records the
-# tensors of the attention in such a module, and then checks that this attention is still the last.
+# The innermost modules that ran the last attention over the image in an earlier pass. A later pass records the
+# attention tensors in such a module. Afterwards, the caller checks that this attention was the last one again.
 _last_attention_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -66,9 +66,10 @@ class AttentionPatch(TorchFunctionMode):
     def __init__(self, on_attention: OnAttention, on_result: OnResult | None = None) -> None:
         super().__init__()
         self._on_attention, self._on_result = on_attention, on_result
-        # The factors of the last matrix product, which may be queries and transposed keys.
+        # The two factors of the last matrix product. If a softmax follows, they may be queries and transposed keys.
         self._factors: tuple[Tensor, Tensor] | None = None
-        self._shape: torch.Size | None = None  # The shape of the last softmax's result; None after the next product.
+        # The shape of the last softmax's result. The next matrix product resets the shape to None.
+        self._shape: torch.Size | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -96,7 +97,7 @@ class AttentionPatch(TorchFunctionMode):
         return result if self._on_result is None else self._on_result(query, key, value, result)
 
     def _follow_product(self, first: Tensor, second: Tensor, result: Tensor) -> Tensor:
-        """Detect an unfused attention: queries and keys in one product, and values in the next."""
+        """Detect an unfused attention: a product of queries and keys, a softmax, and a product with values."""
         factors, shape, self._shape = self._factors, self._shape, None
         self._factors = first, second
         if self._on_result is None or factors is None or shape is None or first.shape != shape:
@@ -137,7 +138,7 @@ def _compute_unfused_attention(  # noqa: PLR0917  # The signature of scaled_dot_
     dtype = autocast or query.dtype
     with pytorch.without_autocast(device):
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        if enable_gqa:  # Several heads of queries share keys and values.
+        if enable_gqa:  # Grouped-query attention: several query heads share keys and values.
             group_size = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(group_size, -3), value.repeat_interleave(group_size, -3)
         factor = query.shape[-1] ** -0.5 if scale is None else scale
@@ -154,7 +155,7 @@ def _compute_unfused_attention(  # noqa: PLR0917  # The signature of scaled_dot_
 
 @dataclass(frozen=True)
 class ObservedAttention:
-    """The shape (rows,...,queries,keys) of one attention, and the modules that were running, the outermost first."""
+    """The shape (rows,...,queries,keys) of one attention, and the names of the modules around it, outermost first."""
 
     shape: tuple[int, ...]
     running: tuple[str, ...]
@@ -189,7 +190,7 @@ class AttentionTensors:
     """The tensors of one attention: queries (N,heads,Q,d), keys and values (N,heads,T,d), and the output.
 
     The autograd graph starts at the output. `number` is the index of the attention in the pass. `enclosing_runs` are
-    the modules that were running, the outermost first.
+    the runs of the modules around the attention, outermost first.
     """
 
     query: Tensor
@@ -204,9 +205,9 @@ class AttentionTensors:
 class AttentionLog:
     """All attentions of one pass in order, and the output shapes of the modules that contain an attention.
 
-    `tensors` maps the name of each module that ran the last attention to the module's output and its version.
-    `attention_tensors` holds the tensors of the last attention. It is empty until an earlier pass has found the module
-    that runs the last attention.
+    `tensors` maps the names of the modules that contain the last attention to their outputs, each with the tensor's
+    version. `attention_tensors` holds the tensors of the last attention. It is empty until an earlier pass has found
+    the module that runs the last attention.
     """
 
     attentions: list[ObservedAttention] = field(default_factory=list)
@@ -219,7 +220,7 @@ class AttentionLog:
     def record(self, model: nn.Module) -> Iterator[None]:
         """Record one run of the model, without changing it.
 
-        If an attention is known to be the last, grad mode is on after it.
+        If an earlier pass has shown which attention is the last, grad mode is on after this attention.
         """
         names = {module: name for name, module in model.named_modules()}
         self.modules.update({name: module for module, name in names.items()})
@@ -230,7 +231,8 @@ class AttentionLog:
 
         def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             finished = running.pop()
-            while finished.module is not module:  # These runs ended with an exception that the model caught.
+            # Drop runs that ended with an exception. The model caught the exception.
+            while finished.module is not module:
                 finished = running.pop()
             finished.output = find_floating_tensor(output)
             if finished.output is not None and len(self.attentions) > finished.num_before:
@@ -246,7 +248,8 @@ class AttentionLog:
                 return output
             start = output if output.requires_grad else output.detach().requires_grad_()
             torch.set_grad_enabled(True)
-            if not is_backward_running():  # In a backward pass, a checkpoint recomputes a recorded attention.
+            # In a backward pass, a checkpoint recomputes an attention that is already recorded.
+            if not is_backward_running():
                 inputs = query.detach(), key.detach(), value.detach()
                 self.attention_tensors[:] = [AttentionTensors(*inputs, start, len(self.attentions) - 1, running.copy())]
             return start.clone()  # Clone, because the model may change the tensor in place.
@@ -308,7 +311,8 @@ def _put_in_order(layout: Layout, tokens: int, log: AttentionLog, recorded: Reco
         assumed = _find_layout(shape, recorded, log.modules[name]) if len(shape) == 3 else None
         if assumed is not None and shape[1 - assumed.image_axis] == tokens:
             outlet, (activations, version) = LayerRef(name, log.modules[name]), log.tensors.get(name, (None, 0))
-            # If another attention followed, or the tensor was changed in place, compute the tensor again.
+            # The log keeps this tensor only if no other attention followed. If the log has no tensor, or the tensor was
+            # changed in place, run the model again.
             if activations is None or version_of(activations) != version:
                 activations = run_changed(recorded.model, recorded.batch, [outlet], recorded.autocast).get(name)
             if activations is not None:
@@ -365,7 +369,7 @@ def find_last(log: AttentionLog, recorded: RecordedPass) -> tuple[int, Layout]:
 
 
 def find_attention_tensors(log: AttentionLog, number: int) -> AttentionTensors | None:
-    """Return the recorded tensors of the attention with this index; None if they were not recorded."""
+    """Return the recorded tensors of attention `number`; None if this attention was not recorded."""
     return next((tensors for tensors in log.attention_tensors if tensors.number == number), None)
 
 
@@ -378,7 +382,7 @@ def remember_last(log: AttentionLog, number: int, recorded: RecordedPass) -> Non
 def find_enclosing_block(
     attended: AttentionTensors, log: AttentionLog, recorded: RecordedPass
 ) -> tuple[ModuleRun, Layout] | None:
-    """Return the outermost module that ran only this attention and returned its tokens; None if no module did."""
+    """Return the outermost module that contains only this attention and returns its tokens; None if there is none."""
     name, layout = _find_owner(log.attentions, attended.number, log, recorded) or (None, None)
     block_run = next((run for run in attended.enclosing_runs if run.name == name), None)
     return None if layout is None or block_run is None else (block_run, layout)
@@ -397,7 +401,7 @@ def _describe_misfit(attention: ObservedAttention, batch: Batch) -> str:
 def _find_owner(
     attentions: Sequence[ObservedAttention], index: int, log: AttentionLog, recorded: RecordedPass
 ) -> tuple[str, Layout] | None:
-    """Return the outermost module that ran only this attention and returned its tokens, and the tokens' layout."""
+    """Return the outermost module that contains only this attention and returns its tokens, and their layout."""
     tokens = attentions[index].keys
     other_modules = {name for i, attention in enumerate(attentions) if i != index for name in attention.running}
     for name in attentions[index].running:

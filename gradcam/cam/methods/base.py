@@ -61,8 +61,8 @@ class Method:
 
     # The names of the tensors that the function takes; empty if the function runs the model again.
     needs: ClassVar[tuple[str, ...]] = ()
-    # Maps have a value per grid cell of the target layer, per pixel of the input, per patch of the attention, or per image
-    # token of a text model.
+    # What the values of a map belong to: cells of the target layer, pixels of the input, patches of the attention, or image
+    # tokens of a text model.
     place: ClassVar[Literal["layer", "input", "attention", "text"]] = "layer"
     has_layer: ClassVar[bool] = True  # True if the method explains a target layer.
     runs_again: ClassVar[bool] = False  # True if the function runs the model or a part of it again.
@@ -88,7 +88,7 @@ class Method:
     def using(self, **options: Any) -> Method:
         """Return a copy of the method with other options, such as `METHODS["rise"].using(masks=2000)`.
 
-        Pass the copy instead of a method's name. Raises `GradcamError` if the method does not have one of these
+        The copy can be passed to `gradcam.explain` as `method`. Raises `GradcamError` if the method lacks one of the
         options.
         """
         for name in options:
@@ -100,8 +100,9 @@ class Method:
     def smoothed(self) -> Method:
         """Return a copy of the method with eigen-smoothing.
 
-        The first principal component of the weighted channels replaces the sum of these channels. If the method already
-        uses a principal component, it is returned unchanged. Raises `GradcamError` if the method does not sum channels.
+        Eigen-smoothing replaces the sum of the weighted channels by their first principal component. A method that
+        already uses a principal component is returned unchanged. Raises `GradcamError` if the method does not sum
+        channels.
         """
         if not self.channels:
             raise GradcamError(
@@ -186,7 +187,7 @@ def compute_checked(method: ActivationMethod | GradientMethod | CurvatureMethod,
 
     maps: Any = method.compute(*inputs)
     if isinstance(method.function, str):
-        return maps  # Tests cover the results of the package's own methods.
+        return maps  # The package's own methods are not checked here, because tests check their results.
     expected, grid = inputs[-1].shape[: len(inputs[1:2]) + 1], inputs[0].shape[2:]
     form = f"{str(inputs[0].dtype).removeprefix('torch.')} {(*expected, *grid)} on {inputs[0].device}"
     if not isinstance(maps, torch.Tensor):
@@ -197,5 +198,5 @@ def compute_checked(method: ActivationMethod | GradientMethod | CurvatureMethod,
         description += "" if maps.layout == torch.strided else f", {str(maps.layout).removeprefix('torch.')}"
         raise GradcamError(f"The method {method.name} returned a tensor {description}, expected {form}.")
     if not maps.isfinite().all():
-        raise GradcamError(f"The method {method.name} returned maps that are NaN or infinite in places.")
+        raise GradcamError(f"The method {method.name} returned maps with NaN or infinite values.")
     return maps

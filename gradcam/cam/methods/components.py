@@ -70,12 +70,13 @@ def _kernel_component(points: Tensor) -> Tensor:
     rounding = kernel.shape[0] * torch.finfo(kernel.dtype).eps * kernel.abs().amax()
     kernel = kernel - kernel.mean(0, keepdim=True) - kernel.mean(1, keepdim=True) + kernel.mean()
     values, vectors = torch.linalg.eigh(kernel)
-    # If all points are equal, the largest eigenvalue is only rounding error, which a normalised heatmap would amplify.
+    # If all cells have equal activations, the largest eigenvalue is only rounding error. Replace it by 0, because a
+    # normalised heatmap would amplify the error.
     return vectors[:, -1] * torch.where(values[-1] > rounding, values[-1], 0).sqrt()
 
 
 def _to_float64(tensor: Tensor) -> Tensor:
-    """Return the tensor in float64 (on the CPU for MPS), because a Gram matrix squares the condition number."""
+    """Return the tensor in float64 (for MPS, on the CPU), because a Gram matrix squares the condition number."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-ROUNDING = 64.0  # A sum is rounding error up to this many eps times the sum of its absolute terms.
+ROUNDING = 64.0  # A sum counts as rounding error if it is at most this many eps times the sum of the absolute terms.
 
 SIGMAS = 2.0  # FEM counts an activation as strong if it is this many standard deviations above its channel's mean.
 
@@ -68,8 +68,8 @@ def gradcam_pp(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -
 
     Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...). Chattopadhyay et al., WACV 2018,
     equations 7 and 19, with Y = exp(score). The n-th derivative of Y is then exp(score) g^n, where g is the score's
-    gradient. In the coefficients g^2 / (2 g^2 + sum(A) g^3), the factor exp(score) cancels. The same positive factor of
-    the map is omitted. If a denominator is zero, the coefficient is zero.
+    gradient. In the coefficients g^2 / (2 g^2 + sum(A) g^3), the factor exp(score) cancels. Y's gradient has this factor
+    once more. It would only scale each map, so it is omitted. If a denominator is zero, the coefficient is zero.
     """
     g = gradients.flatten(3)
     total = activations.flatten(2).sum(2)[:, None, :, None]
@@ -103,7 +103,7 @@ def shapleycam(activations: Tensor, gradients: Tensor, curvatures: Tensor, *, jo
 
 
 def fem(activations: Tensor, *, join: Join = add_up) -> Tensor:
-    """Compute FEM: add up, at each cell, the means of the channels that are far above their mean.
+    """Compute FEM: at each cell, add up the means of those channels whose value is far above the channel's mean.
 
     The maps are class-agnostic. Takes activations (N,C,...); returns maps (N,...) before the ReLU. Fuad et al., IPTA
     2020, section III: "far" means two standard deviations or more. If a channel is constant up to rounding, it is not

@@ -22,8 +22,8 @@ from gradcam.hooks.memory import RerunBudget
 from gradcam.options import MAX_COUNT, argument_error, check_count
 
 MODES = {2: "bilinear", 3: "trilinear"}  # Resizing modes, by the number of spatial axes.
-MAX_SEED = 2**62 - 1  # A seed plus the index of a mask must be a valid seed of a torch generator.
-MASKS_PER_STEP = 64  # RISE adds up this many masks at a time, whatever the memory budget is.
+MAX_SEED = 2**62 - 1  # The sum of a seed and the index of a mask must be a valid seed of a torch generator.
+MASKS_PER_STEP = 64  # RISE adds up this many masks at a time, independently of the memory budget.
 
 
 def ablationcam(
@@ -62,8 +62,8 @@ def reciprocam(recorded: RecordedPass, site: GridActivations, budget: RerunBudge
     """Compute Recipro-CAM: the value of a cell is the score if only the activations around the cell are kept.
 
     Returns maps (N,K,...) with values of either sign. Byun and Lee, arXiv:2209.14074, section 3: the activations are
-    multiplied by a Gaussian window around the cell, (1 2 1; 2 4 2; 1 2 1) / 16. The border of the grid cuts off the
-    window. The requested score replaces the paper's probability. The paper scales each map from its minimum to its
+    multiplied by a Gaussian window around the cell, (1 2 1; 2 4 2; 1 2 1) / 16. At the border of the grid, the window
+    is cut off. The requested score replaces the paper's probability. The paper scales each map from its minimum to its
     maximum, so its zero has no meaning. Here, the score for an empty grid is subtracted. A positive value is therefore
     evidence for the class, and a negative value is evidence against the class. For volumes, the window is the product
     of (1 2 1) / 4 along the three axes. Extra tokens such as class tokens stay unchanged. Raises the errors of
@@ -112,7 +112,7 @@ def scorecam(
     Returns maps (N,K,...) before the ReLU. Wang et al., CVPR workshops 2020, algorithm 1: a channel is resized to the
     image, scaled to [0,1] and multiplied by the image. The paper subtracts the score of a baseline image. Here, this
     step is omitted, because the softmax does not depend on a constant. If a channel is constant up to rounding, it
-    gives no mask. It gets no weight and is excluded from the softmax, because it could only scale the map or add a
+    gives no mask, and is excluded from the softmax and from the map. Such a channel could only scale the map or add a
     constant. Raises `GradcamError` if the memory budget is too small for one masked copy of the images.
     """
     return _mask_channels(recorded, site, budget, join)
@@ -183,7 +183,7 @@ def iscam(
 def _join(recorded: RecordedPass, site: GridActivations, weights: Tensor, join: Join) -> DenoisedMaps:
     """Return the weighted sum of the channels, without values that are only rounding error.
 
-    If activations of both signs cancel, the sum may be only rounding error.
+    If positive and negative terms cancel, the sum is only rounding error, and is replaced by zero.
     """
     return denoise(lambda perturb: join(perturb(site.grid, 1), weights), recorded.tolerance)
 
@@ -215,7 +215,7 @@ def _mask_channels(
     scores, _ = score_input(recorded, Variants(budget.batch.pictures, rounds * count, apply_masks), budget)
     # The scores and the layer may be on different devices.
     means = scores.to(site.grid.device).unflatten(0, (count, rounds)).mean(1).permute(1, 2, 0)  # (N,K,V)
-    # If an image has no valid channel, its softmax is NaN.
+    # If an image has no valid channel, its softmax is NaN. Replace NaN by 0.
     shares = means.masked_fill(~is_valid[:, None], -torch.inf).softmax(2).nan_to_num(0)
     weights = shares.new_zeros(*shares.shape[:2], site.grid.shape[1])
     weights = weights.scatter_(2, channels[:, None].expand_as(shares), shares)

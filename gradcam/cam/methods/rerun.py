@@ -29,13 +29,13 @@ from gradcam.layers.find import LayerRef
 from gradcam.targets.classes import ClassTarget, compute_scores
 
 GUARD_SCALE = 100.0  # A factor for extreme values, large enough to change the output of any model.
-NUM_GUARD_ROWS = 4  # The first chunk has two unchanged rows and two extreme rows per image.
+NUM_GUARD_ROWS = 4  # The first batch has four more rows per image: two unchanged rows and two extreme rows.
 MIN_ROWS = NUM_GUARD_ROWS + 1
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One batch with `rows` rows per image: the variants with these `numbers`, filled up with unchanged rows.
+    """A batch with `rows` rows per image: the variants with these `numbers`, filled up with unchanged rows.
 
     If `is_guarded` is True, the batch also has guard rows: an unchanged row and an extreme row at each end.
     """
@@ -66,8 +66,8 @@ class Variants:
         """Return the rows of a chunk, flattened to (rows*N,...)."""
         stack = self.base.expand(chunk.rows, *self.base.shape).clone(memory_format=torch.contiguous_format)
         if chunk.is_guarded:
-            # The extreme rows have opposite signs, so that one of the two rows dominates any maximum or minimum over
-            # rows.
+            # If the tail takes a maximum or minimum over rows, one of the two extreme rows dominates, because their
+            # signs differ.
             stack[1].mul_(-GUARD_SCALE).sub_(1)
             stack[-2].mul_(GUARD_SCALE).add_(1)
         if chunk.numbers:
@@ -76,7 +76,7 @@ class Variants:
 
 
 def plan_chunks(count: int, max_rows: int) -> list[Chunk]:
-    """Divide `count` variants into as few chunks as possible, with `MIN_ROWS` to `max_rows` rows each.
+    """Divide `count` variants into as few chunks (batches) as possible, with `MIN_ROWS` to `max_rows` rows each.
 
     Only the first chunk has guard rows.
     """
@@ -89,7 +89,8 @@ def plan_chunks(count: int, max_rows: int) -> list[Chunk]:
 
 # The scores (V,N,K) of the variants, and the scores (N,K) of the unchanged images from a batch of the same size.
 VariantScores = tuple[Tensor, Tensor]
-Run = Callable[[Tensor, int], Any]  # Takes flattened variants and their number per image; returns the model's output.
+# A function of flattened variants and their number per image. It returns the model's output.
+Run = Callable[[Tensor, int], Any]
 # A function that runs variants, and a function that measures the bytes per variant.
 RerunStrategy = tuple[Run, Callable[[], int]]
 
@@ -173,14 +174,14 @@ def _score(
         if chunks and (scores := _score_chunks(recorded, variants, run, budget, chunks)) is not None:
             return scores
     chunks = [Chunk(range(number, number + 1), 1) for number in range(variants.count)]
-    # The result is not None, because no chunk is guarded.
+    # `_score_chunks` returns None only for guarded chunks, and these chunks are not guarded.
     return cast("VariantScores", _score_chunks(recorded, variants, run, budget, chunks))
 
 
 def _score_chunks(
     recorded: RecordedPass, variants: Variants, run: Run, budget: RerunBudget, chunks: Sequence[Chunk]
 ) -> VariantScores | None:
-    """Return the scores of all chunks; None if the guarded chunk fails, or shows that the model mixes rows."""
+    """Return the scores of all chunks; None if the first chunk fails, or its guard rows show that rows are mixed."""
     parts, unchanged = [], recorded.scored.values.detach()
     for chunk in chunks:
         try:
@@ -206,7 +207,7 @@ def _measure(recorded: RecordedPass, budget: RerunBudget) -> int:
 
 
 def run_again(recorded: RecordedPass, budget: RerunBudget, count: int, pictures: Tensor | None = None) -> Any:
-    """Return the model's output for `count` copies of the batch. `pictures` replaces the images of all copies."""
+    """Return the model's output for `count` copies of the batch. If `pictures` is passed, it replaces the images."""
     images = budget.batch.images
 
     def repeat(tensor: Tensor) -> Tensor:
@@ -220,7 +221,7 @@ def run_again(recorded: RecordedPass, budget: RerunBudget, count: int, pictures:
 
 @contextlib.contextmanager
 def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Iterator[None]:
-    """Replace the module's output by `rows`, wherever the output tensor is used."""
+    """Replace a module's output by `rows`, also for other references to the output tensor."""
     inputs, runs, swapped = list[Any](), itertools.count(), list[tuple[Tensor, Tensor]]()
 
     def record_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -238,7 +239,8 @@ def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Ite
             )
         is_input = any(layer_input.given is tensor and not layer_input.is_changed for layer_input in inputs)
         if is_input or is_parameter_or_buffer(tensor, module):
-            return containers.replace_tensor(output, tensor, rows)  # The tensor's other users must get the original.
+            # Other users of this tensor must get the original values.
+            return containers.replace_tensor(output, tensor, rows)
         replacement = rows.detach()
         if containers.swap_contents(tensor, replacement):
             swapped.append((tensor, replacement))
@@ -255,12 +257,12 @@ def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Ite
         hooks.before_forward(outlet.module, record_inputs)
         hooks.after_forward(outlet.module, hand_on)
         yield
-    for tensor, replacement in swapped:  # Swap back, because the model may keep the tensor.
+    for tensor, replacement in swapped:  # Swap the contents back, because the model may keep the tensor object.
         containers.swap_contents(tensor, replacement)
 
 
 def score_rows(recorded: RecordedPass, output: Any, count: int, positions: range) -> Tensor:
-    """Return the scores (v,N,K) of the variants at these positions; the output holds `count` variants."""
+    """Return the scores (v,N,K) of the variants at these positions of an output with `count` variants."""
     scored, images = recorded.scored, recorded.batch.images
     if isinstance(scored.target, ClassTarget):
         logits = scored.target.find_logits(output, count * images).unflatten(0, (count, images))

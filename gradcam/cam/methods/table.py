@@ -91,7 +91,7 @@ METHODS: dict[str, Method] = {
 # fmt: on
 
 MAX_NAME_LENGTH = 100  # The limit, in characters, for a name that includes changed options.
-ALIASES = {"chefer": "gradient-rollout"}  # Maps names in other packages to names in this table.
+ALIASES = {"chefer": "gradient-rollout"}  # Maps names that other packages use to names in this table.
 
 
 def find_method(method: str | Method) -> Method:
@@ -139,8 +139,8 @@ def _normalise_name(name: str) -> str:
 def find_methods(methods: Iterable[str | Method]) -> list[Method]:
     """Return the methods without duplicates.
 
-    If a method has the same name as an earlier method, but different options, its name is extended by these options.
-    Raises `GradcamError` for an unknown method, and if `methods` is not a list of at least one method.
+    If an earlier method has the same name, but other options, the changed options are appended to the name. Raises
+    `GradcamError` for an unknown method, and if `methods` is not a list of at least one method.
     """
     is_list = isinstance(methods, Iterable) and not isinstance(methods, str)
     methods_by_name: dict[str, Method] = {}
@@ -160,7 +160,7 @@ def find_methods(methods: Iterable[str | Method]) -> list[Method]:
 
 
 def apply_smoothing(methods: Sequence[Method], smoothing: str) -> list[Method]:
-    """Return the methods with this smoothing. Raise `GradcamError` if a method does not support it."""
+    """Return the methods with this smoothing. Raise `GradcamError` if a method does not support the smoothing."""
     if not isinstance(smoothing, str) or smoothing not in SMOOTHINGS:
         raise GradcamError(f"smoothing is {shorten(smoothing)}, expected one of {join_names(SMOOTHINGS)}.")
     return [method.smoothed() for method in methods] if smoothing == "eigen" else list(methods)
