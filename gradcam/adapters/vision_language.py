@@ -23,7 +23,6 @@ from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch, Window
 from gradcam.layers.pieces import WHOLE, NumberedView, Numbers, Pieces, Size, View
 
-LENS_DEPTH = 0.9  # Share of the text model's blocks that run before the logit lens reads the image tokens.
 DUMMY_SIZE = 256  # Side of a blank image, in pixels. Processors insert placeholder tokens only with an image.
 COMPARED_SIDE = 32  # Tiles are compared with the thumbnail at this size.
 
@@ -48,29 +47,34 @@ class VisionLanguageModel(GenerativeCaptioner):
             if "norm" in name or name == "ln_q":
                 return f"{self.projector}.{name}"
         states = getattr(self.model.config, "vision_feature_layer", None)
-        if states == -1:  # Some versions of transformers take the last state before the tower's final norm, others after.
+        if (
+            states == -1
+        ):  # Some versions of transformers take the last state before the tower's final norm, others after.
             return f"{self.projector}.linear_1"
         return super().own_layer if states is None else find_block(self.model, self.tower, states)
 
     @property
-    def lens_layer(self) -> str:
-        """Return the default layer of the logit lens, in the explained model."""
-        layers = self.list_text_layers()
-        return layers[math.ceil(LENS_DEPTH * (len(layers) - 1)) - 1]
+    def word_layer(self) -> str | None:
+        """Return the projector's name in the explained model; None if the text model does not read its output alone."""
+        return f"{self.prefix}.{self.projector}".lstrip(".") if self._list_blocks() else None
 
     def list_text_layers(self) -> list[str]:
         """List the text model's blocks and its final norm, in the explained model.
 
         Raises `ModelError` if the text model has no such blocks: it has an encoder, or reads latent queries.
         """
-        text = f"{self.prefix}.{self.text_modules[0]}".lstrip(".")
-        modules = dict(self.model.get_submodule(self.text_modules[0]).named_children())
-        if not {"layers", "norm"} <= modules.keys():
+        names = [f"{self.prefix}.{self.text_modules[0]}.{name}".lstrip(".") for name in (*self._list_blocks(), "norm")]
+        if len(names) == 1:
             problem = (
-                f"lens reads image tokens in a decoder-only language model, and {type(self.model).__name__} has none"
+                f"{type(self.model).__name__} has no decoder-only language model, in which lens reads image tokens"
             )
             raise ModelError(f"{problem}: choose another method, such as hirescam.")
-        return [*(f"{text}.layers.{number}" for number, _ in enumerate(modules["layers"])), f"{text}.norm"]
+        return names
+
+    def _list_blocks(self) -> list[str]:
+        """List the blocks of a decoder-only text model, by their names in it. Other text models have none."""
+        modules = dict(self.model.get_submodule(self.text_modules[0]).named_children())
+        return [f"layers.{i}" for i, _ in enumerate(modules.get("layers", ()))] if "norm" in modules else []
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Build a chat prompt with an image. Raise `ModelError` for several prompts, or if there is no processor."""

@@ -22,6 +22,10 @@ from gradcam.options import ExplainOptions
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, ScoreExtractor, TargetScores
 from gradcam.targets.classes import compute_scores
 
+# The default method for words, at the projector. Of the methods of one pass, its maps fit objects best:
+# `scripts/bench --only words`.
+WORD_METHOD = "elementwise-gradcam"
+
 
 def bind_pieces(
     model: nn.Module, bound: BoundTarget, methods: Sequence[Method], options: ExplainOptions
@@ -39,11 +43,15 @@ def bind_pieces(
             reason = f"{type(model).__name__} takes images in pieces, whose places are known"
             raise TargetError(f"{name} is {value!r}, but {reason}: leave {name}= out.")
     family = find_family(model, GenerativeCaptioner)
-    layer = bound.layer if family is None else bound.layer or family.layer
-    if isinstance(family, VisionLanguageModel) and any(method.place == "text" for method in methods):
-        layer = family.lens_layer
+    layer, default_method = bound.layer if family is None else bound.layer or family.layer, LOCAL_METHOD
+    if isinstance(family, VisionLanguageModel):
+        is_default = all(method.name == WORD_METHOD for method in methods) and options["evidence"] == "positive"
+        if any(method.place == "text" for method in methods):
+            layer = family.list_text_layers()[-2]
+        elif is_default and family.word_layer is not None:
+            layer, default_method = family.word_layer, WORD_METHOD
     target = ImageRows(bound.target, bound.batch.pieces.samples)
-    return replace(bound, target=target, layer=layer, method=LOCAL_METHOD)
+    return replace(bound, target=target, layer=layer, method=default_method)
 
 
 @dataclass(frozen=True)

@@ -314,15 +314,14 @@ class WordScoreExtractor(ScoreExtractor):
         return TargetScores(scores, classes, None, self, instances, per_pass=WORDS_PER_PASS)
 
     def to_directions(self, embeddings: Tensor) -> Tensor:
-        """Return a vector (K,C) for each word, from output embeddings (V,C): the word's minus the mean embedding.
+        """Return a vector (K,C) for each word, from output embeddings (V,C).
 
-        The embedding of several tokens is their mean. If there are alternatives, they replace the mean embedding.
+        The embedding of several tokens is their mean. If there are alternatives, their embeddings are subtracted.
         """
         if self.alternatives:
             firsts = [self.tokens[phrase[0]] for phrase in self.phrases]
             return embeddings[firsts] - embeddings[list(self.alternatives)]
-        words = [embeddings[[self.tokens[i] for i in phrase]].mean(0) for phrase in self.phrases]
-        return torch.stack(words) - embeddings.mean(0)
+        return torch.stack([embeddings[[self.tokens[i] for i in phrase]].mean(0) for phrase in self.phrases])
 
     def _add(self, values: Tensor) -> Tensor:
         """Add up the values (N,P) of the tokens of each word; return (N,K)."""

@@ -59,12 +59,12 @@ MODELS = {"llava": (make_llava, (4, 4)), "qwen": (make_qwen, (4, 6))}
 
 
 def read_by_hand(model: Any, inputs: Mapping[str, Tensor], blocks: int) -> Tensor:
-    """Return the logits (T,V) at the image tokens of a model with this number of blocks, with mean zero."""
+    """Return log(V p) (T,V) at the image tokens of a model with this number of blocks; p are the probabilities of words."""
     short = copy.deepcopy(model)
     short.model.language_model.layers = short.model.language_model.layers[:blocks]
     short.config.get_text_config().num_hidden_layers = blocks
     logits: Tensor = short(**inputs, use_cache=False).logits[0][inputs["input_ids"][0] == IMAGE].detach()
-    return logits - logits.mean(1, keepdim=True)
+    return (logits.softmax(1) * 200).log()
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
@@ -103,8 +103,8 @@ def test_lens_needs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     explanation = gradcam.explain(model, inputs, method="lens", target=Token(WORDS))
     assert explanation.layer.startswith("model.language_model.layers.")
     assert explanation.maps.shape == (2, 3, 4, 4)
-    assert explanation.maps.amin() == 0
-    assert explanation.heatmaps.amax((2, 3)).eq(1).all()
+    assert explanation.maps.amin() >= 0
+    assert explanation.heatmaps.amax() == 1
 
 
 def test_lens_and_gradients_share_a_layer() -> None:
@@ -145,7 +145,7 @@ def make_florence() -> tuple[Any, dict[str, Tensor]]:
             r"choose one of 'model\.language_model\.layers\.0'",
         ),
         (make_llava, None, lambda output: output.logits[:, -1, 5], r"pass target=gradcam\.targets\.Token"),
-        (make_florence, None, Token(WORDS), "decoder-only language model, and Florence2"),
+        (make_florence, None, Token(WORDS), "Florence2ForConditionalGeneration has no decoder-only"),
     ],
 )
 def test_refusals(make: Callable[[], tuple[Any, Any]], layer: str | None, target: Any, message: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 
+import torch
 from torch import Tensor
 
 from gradcam.adapters.vision_language import VisionLanguageModel
@@ -12,14 +14,17 @@ from gradcam.cam.grid import GridActivations
 from gradcam.errors import LayerError, ModelError, TargetError
 from gradcam.targets.words import WordScoreExtractor
 
+MAX_LOGIT_BYTES = 2**24  # The limit for the logits of all words at some of the image tokens.
+
 
 def lens(recorded: RecordedPass, site: GridActivations) -> Tensor:
-    """Logit lens: the logit of each word at the image tokens of a text model's layer.
+    """Logit lens: the log-probability of each word at the image tokens of a text model's layer.
 
-    The final norm and the output embeddings of the words are applied to the layer's image tokens. All words need one
-    matrix product. nostalgebraist, "Interpreting GPT: the logit lens", LessWrong 2020; for image tokens: Li et al., "Token
-    Activation Map to Visually Explain Multimodal LLMs", ICCV 2025. The mean logit over the vocabulary is subtracted. A
-    word of several tokens has the sum of their logits. Scales and limits that a model applies to all logits are left out.
+    The final norm and the output embeddings are applied to the layer's image tokens, for all words at once. Values are
+    above 0 where a word is more probable than a word chosen at random. nostalgebraist, "Interpreting GPT: the logit
+    lens", LessWrong 2020; for image tokens: Li et al., "Token Activation Map to Visually Explain Multimodal LLMs", ICCV
+    2025. A word of several tokens has the mean of their values. Scales and limits that a model applies to all logits are
+    left out.
     """
     words = getattr(recorded.scored.target, "target", None)  # The target has rows for images in pieces.
     family = words.family if isinstance(words, WordScoreExtractor) else None
@@ -34,12 +39,18 @@ def lens(recorded: RecordedPass, site: GridActivations) -> Tensor:
             f"lens reads image tokens in the text model, and layer '{site.layer}' is not one of its blocks: choose one of "
             f"'{layers[0]}' to '{layers[-2]}', or leave layer= out."
         )
+    prefix = f"{family.prefix}." if family.prefix else ""
     embeddings = family.model.get_output_embeddings().weight.detach()
     if embeddings.is_meta:
         raise ModelError(
             "lens needs the output embeddings, which are offloaded: load the model without offloading them."
         )
     tokens = site.grid.movedim(1, -1)
-    norm = family.model.get_submodule(layers[-1])
-    features = tokens if layer == layers[-1] else norm(tokens)
-    return (features @ words.to_directions(embeddings).to(features).T).movedim(-1, 1)
+    features = tokens if layer == layers[-1] else family.model.get_submodule(layers[-1].removeprefix(prefix))(tokens)
+    maps = features @ words.to_directions(embeddings).to(features).T
+    if not words.alternatives:  # In the difference of two words, the log-normaliser cancels.
+        rows = features.flatten(0, -2).to(embeddings)
+        chunks = rows.split(max(1, MAX_LOGIT_BYTES // (embeddings.element_size() * len(embeddings))))
+        normalizers = torch.cat([(chunk @ embeddings.T).to(maps).logsumexp(1) for chunk in chunks])
+        maps -= normalizers.view(*maps.shape[:-1], 1) - math.log(len(embeddings))
+    return maps.movedim(-1, 1)
