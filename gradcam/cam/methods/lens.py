@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import torch
@@ -18,13 +17,13 @@ MAX_LOGIT_BYTES = 2**24  # The limit for the logits of all words at some of the 
 
 
 def lens(recorded: RecordedPass, site: GridActivations) -> Tensor:
-    """Logit lens: the log-probability of each word at the image tokens of a text model's layer.
+    """Logit lens: the probability of each word at the image tokens of a text model's layer.
 
-    The final norm and the output embeddings are applied to the layer's image tokens, for all words at once. Values are
-    above 0 where a word is more probable than a word chosen at random. nostalgebraist, "Interpreting GPT: the logit
-    lens", LessWrong 2020; for image tokens: Li et al., "Token Activation Map to Visually Explain Multimodal LLMs", ICCV
-    2025. A word of several tokens has the mean of their values. Scales and limits that a model applies to all logits are
-    left out.
+    The final norm and the output embeddings are applied to the layer's image tokens, for all words at once. For a word of
+    several tokens, the map is the geometric mean of their probabilities. For a word against an alternative, the map is the
+    difference of the logits. Scales and limits that a model applies to all logits are left out. nostalgebraist,
+    "Interpreting GPT: the logit lens", LessWrong 2020; for image tokens: Li et al., "Token Activation Map to Visually
+    Explain Multimodal LLMs", ICCV 2025, which uses logits instead of probabilities.
     """
     words = getattr(recorded.scored.target, "target", None)  # The target has rows for images in pieces.
     family = words.family if isinstance(words, WordScoreExtractor) else None
@@ -52,5 +51,5 @@ def lens(recorded: RecordedPass, site: GridActivations) -> Tensor:
         rows = features.flatten(0, -2).to(embeddings)
         chunks = rows.split(max(1, MAX_LOGIT_BYTES // (embeddings.element_size() * len(embeddings))))
         normalizers = torch.cat([(chunk @ embeddings.T).to(maps).logsumexp(1) for chunk in chunks])
-        maps -= normalizers.view(*maps.shape[:-1], 1) - math.log(len(embeddings))
+        maps = (maps - normalizers.view(*maps.shape[:-1], 1)).exp()
     return maps.movedim(-1, 1)

@@ -85,7 +85,7 @@ METHODS: dict[str, Method] = {
         AttentionMethod("grad-eclip", "values of the last attention, weighted by gradients and attention",
             papers.GRAD_ECLIP, "attention:grad_eclip", cost="1, plus 1 the first time"),
         WordMethod("lens", "gradient-free, for words: probability of the word at each image token of a text model's layer",
-            papers.LENS, "lens:lens", cost="1, without a backward pass", is_signed=True),
+            papers.LENS, "lens:lens", cost="1, without a backward pass"),
     )
 }
 # fmt: on
