@@ -87,8 +87,8 @@ def tabulate_quality() -> Iterator[Table]:
         rows.append([label, place, *cells, f"{np.median(values['cost']):.1f}"])
     notes = [
         f"Mean area under the ROC curve of the heatmap's pixels, with a 95 % interval, over {COUNT} scenes that were not "
-        "used in training. A word's region is its shape; for relations, both shapes. *Among objects*: only pixels of shapes; "
-        "those of the named shape against those of others. 0.5 is chance level. The default is in bold.",
+        "used in training. A word's region is its shape; for relations, both shapes. *Among objects*: only pixels of "
+        "shapes; those of the named shape against those of others. 0.5 is chance level. The default is in bold.",
         "Cost: CPU time for all words of the answer, as a multiple of one forward pass over prompt and answer. The model is "
         "small, so the fixed cost of a call counts.",
     ]

@@ -161,8 +161,8 @@ def tabulate_cost(settings: Settings) -> Table:
         rows.append([name, medians[0], baseline, medians[1], format_spread(ratios), f"{limit}"])
         raw.append({"what": name, "baseline": baseline, "seconds": seconds, "limit": limit})
     notes = [
-        f"CPU seconds in alternating rounds. The prompt has {(SIDE // 2) ** 2} image tokens and {PROMPT} others. The answer has "
-        f"{WORDS} tokens, or 1 for one word. The layer and method are the defaults, unless they are named.",
+        f"CPU seconds in alternating rounds. The prompt has {(SIDE // 2) ** 2} image tokens and {PROMPT} others. The answer "
+        f"has {WORDS} tokens, or 1 for one word. The layer and method are the defaults, unless they are named.",
     ]
     header = ["explanation", "time", "baseline", "time of the baseline", "ratio", "limit"]
     return Table("words cost", "Cost of explaining words (cpu)", header, rows, notes, raw)
