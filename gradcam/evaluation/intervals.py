@@ -338,5 +338,5 @@ def _to_floats(values: Iterable[Any]) -> list[float]:
         expected = "one number per image, or None for images without a value"
         raise GradcamError(f"The values are {shorten(values)}, expected {expected}.") from None
     if any(map(math.isinf, numbers)):
-        raise GradcamError("The values contain an infinite number, so they have no mean.")
+        raise GradcamError("At least one value is infinite, so the values have no mean.")
     return numbers
