@@ -55,6 +55,29 @@ class VisionLanguageModel(GenerativeCaptioner):
             return f"{self.projector}.linear_1"
         return super().own_layer if states is None else find_block(self.model, self.tower, states)
 
+    @property
+    def word_layer(self) -> str | None:
+        """Return the projector's name in the explained model; None if the text model does not read its output alone."""
+        return f"{self.prefix}.{self.projector}".lstrip(".") if self._list_blocks() else None
+
+    def list_text_layers(self) -> list[str]:
+        """List the text model's blocks and its final norm, in the explained model.
+
+        Raises `ModelError` if the text model has no such blocks: it has an encoder, or reads latent queries.
+        """
+        names = [f"{self.prefix}.{self.text_modules[0]}.{name}".lstrip(".") for name in (*self._list_blocks(), "norm")]
+        if len(names) == 1:
+            problem = (
+                f"{type(self.model).__name__} has no decoder-only language model, in which lens reads image tokens"
+            )
+            raise ModelError(f"{problem}: choose another method, such as hirescam.")
+        return names
+
+    def _list_blocks(self) -> list[str]:
+        """List the blocks of a decoder-only text model, by their names in it. Other text models have none."""
+        modules = dict(self.model.get_submodule(self.text_modules[0]).named_children())
+        return [f"layers.{i}" for i, _ in enumerate(modules.get("layers", ()))] if "norm" in modules else []
+
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Build a chat prompt with an image. Raise `ModelError` for several prompts, or if there is no processor."""
         from transformers import AutoProcessor

@@ -23,6 +23,7 @@ from gradcam.targets.boxes import list_numbers, require_family
 from gradcam.targets.word_controls import blank_images, subtract_context, warn_of_sinks
 
 SEQUENCES = (list, tuple, range)
+WORDS_PER_PASS = 2  # The gradients of more words would need much memory, compared with the forward pass.
 EXPECTED_TEXTS = {"say": "a sentence.", "prompt": "a question.", "against": "a word, or a token id from 0."}
 
 
@@ -78,11 +79,13 @@ class Token(Target):
     Notes
     -----
     Encoder-decoder models take the images alone. Models that continue a prompt, such as LLaVA, take their processor's
-    output as a dict: pixel_values, input_ids with the image's placeholder tokens, and attention_mask. The default
-    layer is the layer of the image encoder that passes its patches to the text model.
+    output as a dict: pixel_values, input_ids with the image's placeholder tokens, and attention_mask. For these models,
+    the default is "elementwise-gradcam" at the output of the projector, which passes the patches to the text model. The
+    method "lens" needs no backward pass.
 
-    The default method is "hirescam" (gradient times activation, element-wise). Attention gives each patch a different
-    weight, and Grad-CAM would average these weights by pooling the gradient.
+    For all other models, the default is "hirescam" (gradient times activation, element-wise) at the layer of the image
+    encoder that passes its patches to the text model. Attention gives each patch a different weight, and Grad-CAM would
+    average these weights by pooling the gradient.
 
     Earlier words are part of a word's context, so objects named by earlier words also appear in the word's map (TAM).
     By default, this contribution is not removed: compare the map with the maps of the earlier words.
@@ -310,7 +313,17 @@ class WordScoreExtractor(ScoreExtractor):
         ]
         indices = [-1 if instance.index is None else instance.index for instance in self.instances]
         classes = torch.tensor(indices, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
-        return TargetScores(scores, classes, None, self, instances)
+        return TargetScores(scores, classes, None, self, instances, per_pass=WORDS_PER_PASS)
+
+    def to_directions(self, embeddings: Tensor) -> Tensor:
+        """Return a vector (K,C) for each word, from output embeddings (V,C).
+
+        The embedding of several tokens is their mean. If there are alternatives, their embeddings are subtracted.
+        """
+        if self.alternatives:
+            firsts = [self.tokens[phrase[0]] for phrase in self.phrases]
+            return embeddings[firsts] - embeddings[list(self.alternatives)]
+        return torch.stack([embeddings[[self.tokens[i] for i in phrase]].mean(0) for phrase in self.phrases])
 
     def _add(self, values: Tensor) -> Tensor:
         """Add up the values (N,P) of the tokens of each word; return (N,K)."""
