@@ -270,8 +270,13 @@ class SanityChecks:
 
     @property
     def has_fixed_place(self) -> bool:
-        """Return whether the target has a position, such as a box, so that it does not exist in other images."""
-        return self.kind not in ("class", "word", *COSINE_KINDS)
+        """Return whether the target belongs to its place in the image. A word's text does not describe moved images."""
+        return self.kind not in ("class", *COSINE_KINDS)
+
+    @property
+    def fits_other_images(self) -> bool:
+        """Return whether the target can be explained in other images, unlike a box."""
+        return self.kind == "word" or not self.has_fixed_place
 
     def run(self) -> tuple[tuple[TestResult, ...], tuple[ControlMap, ...]]:
         """Run the tests until a test fails. If no test fails, compare the heatmap with control maps."""
@@ -295,7 +300,7 @@ class SanityChecks:
             return tuple(results), ()
         if too_little:
             return (*results, TestResult("covering", "undecided", 0.0, too_little)), ()
-        other_images = self.other_images if self.has_fixed_place else self._choose_other_images()
+        other_images = self._choose_other_images() if self.fits_other_images else self.other_images
         grid, placed_maps, placement = self._test_placement(heatmap, other_images)
         covering, controls = self._test_covering(grid, placed_maps, other_images)
         return (*results, *placement, covering), controls
@@ -335,7 +340,7 @@ class SanityChecks:
                 f"The probability is {probability:.2f} and stays at {float(covered.min()):.2f} or more if the marked"
             )
             return f"{reason} pixels or the whole image are covered: there is too little evidence to explain."
-        return None if self.has_fixed_place else self._describe_untrained()
+        return self._describe_untrained() if self.fits_other_images else None
 
     def _describe_untrained(self) -> str | None:
         """Return a sentence that says why the model appears to be untrained; None if it appears to be trained.
@@ -433,7 +438,7 @@ class SanityChecks:
 
     def _test_other_image(self, heatmap: Tensor, limit: float) -> list[TestResult]:
         """Return a list with a failed placement test if another image has the same heatmap, otherwise an empty list."""
-        if self.has_fixed_place:
+        if not self.fits_other_images:
             return []
         other_heatmap = self.compute_heatmaps(self._choose_other_images()[:1])
         correlation = float(rank_correlation(heatmap, other_heatmap))
@@ -448,15 +453,13 @@ class SanityChecks:
 
     def _test_placement(self, heatmap: Tensor, other_images: Tensor) -> tuple[PlacementGrid, Tensor, list[TestResult]]:
         """Return the test images, the heatmaps, and the results. A target with a fixed position gets no results."""
-        # A word belongs to the text before it, which does not describe a grid of several images.
-        is_alone = self.has_fixed_place or bool(self.words)
-        grid = None if is_alone else find_recognised_grid(self.subject, other_images)
+        grid = None if self.has_fixed_place else find_recognised_grid(self.subject, other_images)
         placed_maps, results, view_maps = heatmap.expand(CELLS, -1, -1), list[TestResult](), heatmap
         if grid is not None:
             placed_maps = self.compute_heatmaps(grid.images)
             results.append(_evaluate_placement(grid.order(placed_maps)))
         elif not self.has_fixed_place:
-            self.notes += [] if self.words else [ALONE_NOTE]
+            self.notes.append(ALONE_NOTE)
             results.append(self._test_views(heatmap))
         if not self.has_fixed_place:
             view_maps = undo_views(self.compute_heatmaps(view_images(self.subject.images)))
@@ -515,7 +518,7 @@ class SanityChecks:
             *_, (_, model) = randomise_in_stages(self.subject, 1, self.seed)
             return self._explain_grid(grid, model=model)
 
-        makers = {} if self.has_fixed_place else {"another image": explain_other_image}
+        makers = {"another image": explain_other_image} if self.fits_other_images else {}
         explain_rival = partial(self._explain_grid, grid, index=self.artifacts.rivals[0])
         return {
             **makers,
