@@ -105,9 +105,9 @@ BASES: dict[str, dict[str, Any]] = {
 }
 # How the opacity depends on the value of the heatmap.
 BLENDS = {
-    "grow": "up to the maximum",
-    "fade": "up to half the maximum",
-    "uniform": "the same everywhere",
+    "grow": "the opacity rises up to the maximum",
+    "fade": "the opacity rises up to half the maximum",
+    "uniform": "the opacity is the same everywhere",
 }
 
 # The devices on which `gradcam batch` can decode, resize, draw and encode images. "device" is experimental, so "auto"

@@ -171,7 +171,7 @@ class HuggingFaceDetector(DetectorAdapter):
         """Yield each image's boxes (Q,4) in pixels, and the scores (Q,C) of all queries and classes."""
         output, call = run.last_output(), run.calls[MODEL][-1]
         if not (hasattr(output, "logits") and hasattr(output, "pred_boxes")):
-            expected = "an output with `logits` and `pred_boxes`: call it with return_dict=True."
+            expected = "an output with `logits` and `pred_boxes`: call the model with return_dict=True."
             raise ModelError(f"{type(self.model).__name__} returned {type(output).__name__}, expected {expected}")
         corners = box_convert(output.pred_boxes, "cxcywh", "xyxy")
         sizes = self._find_box_scales(call, batch, len(corners))

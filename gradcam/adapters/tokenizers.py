@@ -68,7 +68,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int | None, *, fi
 def _make_length_error(text: str, count: int, max_tokens: int, fitting: str) -> TargetError:
     words = fitting.split()
     end = ("... " if len(words) > MAX_WORDS_IN_MESSAGE else "") + " ".join(words[-MAX_WORDS_IN_MESSAGE:])
-    problem = f"The sentence {shorten(text)} has {count} tokens, but the model takes {max_tokens}"
+    problem = f"The sentence {shorten(text)} has {count} tokens, but the model takes at most {max_tokens}"
     return TargetError(f"{problem}. The model would ignore the words after {end!r}. Shorten the sentence.")
 
 

@@ -91,7 +91,7 @@ class Attribution:
         return f"{type(self).__name__}({shape}, {gap}{self.values.device})"
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
-        """Write the attribution as NumPy arrays: all of it to ``.npz``, or the values (C,H,W) of one score to ``.npy``.
+        """Write the whole attribution to an ``.npz`` file, or the values (C,H,W) of one score to an ``.npy`` file.
 
         An ``.npz`` file has `values`, `classes`, `scores`, `gaps`, `method` and `layer`. If an attribute is None, it is
         left out.
@@ -99,7 +99,7 @@ class Attribution:
         Parameters
         ----------
         path : str or path
-            The file, ending in ``.npz`` or ``.npy``. Its folder has to exist.
+            The file, ending in ``.npz`` or ``.npy``. The folder of the file must exist.
         i : int, default None
             The image to save; None for all.
         k : int, default None

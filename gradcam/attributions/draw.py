@@ -77,5 +77,5 @@ def _to_array(values: Any) -> NDArray[np.float64]:
         expected = "floats (C,H,W) of one image and one score, such as attribution.values[0, 0]"
         raise ImageError(f"The attribution is {array.dtype} {array.shape}, expected {expected}.")
     if not np.isfinite(array).all():
-        raise ImageError("The attribution is NaN or infinite in places.")
+        raise ImageError("The attribution contains NaN or infinite values.")
     return array.astype(np.float64)

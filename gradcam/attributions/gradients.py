@@ -105,7 +105,7 @@ def _to_baseline(baseline: Any, images: Tensor) -> Tensor:
         problem = f"{tuple(baseline.shape)}, which does not broadcast to the images, {tuple(images.shape)}"
         raise ImageError(f"The baseline is {problem}: expected {expected}.") from None
     if not expanded.isfinite().all():
-        raise ImageError("The baseline is NaN or infinite in places.")
+        raise ImageError("The baseline contains NaN or infinite values.")
     return expanded.clone(memory_format=torch.preserve_format)
 
 

@@ -98,9 +98,9 @@ def _nodes_between(scores: Tensor, model_input: Tensor) -> dict[Node, set[Node]]
 def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None) -> Attribution:
     """Compute the gradient at the image, with only positive gradients passed back at every ReLU.
 
-    The result shows fine detail, but hardly depends on the class. It may be zero everywhere. Hooks cover `nn.ReLU`,
-    `nn.ReLU6`, their subclasses, and `nn.Hardtanh` with minimum 0. These modules may work in place, and may run several
-    times. Other nonlinearities keep their gradient.
+    The result shows fine detail, but hardly depends on the class. The result may be zero everywhere. Hooks cover
+    `nn.ReLU`, `nn.ReLU6`, their subclasses, and `nn.Hardtanh` with minimum 0. These modules may work in place, and may
+    run several times. Other nonlinearities keep their gradient.
 
     Parameters
     ----------

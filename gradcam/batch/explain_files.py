@@ -111,14 +111,14 @@ def explain_files(
     Raises
     ------
     GradcamError
-        If an argument is unknown or invalid. Raised at the call, before any image is read.
+        If an argument is unknown or invalid. This error is raised at the call, before any image is read.
     DeviceError
-        If `pixels` is "device" and the device cannot process images (raised at the call), or if a GPU is lost during
-        the run.
+        If `pixels` is "device" and the device cannot process images: this error is raised at the call. Also if a GPU is
+        lost during the run.
     InputError
-        If the inputs cannot be listed. Raised at the call.
+        If the inputs cannot be listed. This error is raised at the call.
     StoreError
-        If an object store does not answer while its files are listed. Raised at the call.
+        If an object store does not answer while its files are listed. This error is raised at the call.
 
     Examples
     --------

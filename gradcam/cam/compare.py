@@ -24,7 +24,7 @@ def compare(
     target: Any = None,
     **options: Unpack[ExplainOptions],
 ) -> dict[tuple[str, str], Explanation]:
-    """Explain with several layers and methods, all from one forward and one backward pass.
+    """Compute heatmaps for several layers and methods, in one forward and one backward pass.
 
     Shapley-CAM takes two more backward passes per class and layer. Methods that perturb a layer's activations repeat
     their passes for each layer.

@@ -61,9 +61,10 @@ class DeferredChecks:
         def check(values: list[float]) -> None:
             for value in itertools.filterfalse(math.isfinite, values):
                 hint = " float16 overflows above 65504: use bfloat16 or float32." if lows.dtype == torch.float16 else ""
+                kind = "NaN" if math.isnan(value) else "infinite"
                 raise ModelError(
-                    f"{sentence_start} {'NaN' if math.isnan(value) else 'infinite'} in places: check the input and the "
-                    f"weights for NaN and very large values.{hint}"
+                    f"{sentence_start} {kind} at some positions: check the input and the weights for NaN and very large "
+                    f"values.{hint}"
                 )
             ranges.extend(zip(values[: lows.numel()], values[lows.numel() :]))
             if min_magnitude and any(0 < max(-low, high) < min_magnitude for low, high in ranges):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
-from gradcam.adapters.model_inputs import to_model_batch
 from gradcam.cam.forward import RecordedPass, recorded_pass
 from gradcam.cam.grid import JOINS, BlindPatchesError, list_unverified
 from gradcam.cam.maps import Maps, compute_maps
@@ -36,7 +35,8 @@ from gradcam.targets.heads import require_class_head
 class Explanation:
     """Heatmaps of N images: K class activation maps for each image.
 
-    Volumes have (d,h,w) and (D,H,W) instead of (h,w) and (H,W). Tensors are on the images' device.
+    For volumes, `maps` have (d,h,w) instead of (h,w), and `heatmaps` have (D,H,W) instead of (H,W). Tensors are on the
+    images' device.
 
     Attributes
     ----------
@@ -61,8 +61,8 @@ class Explanation:
     evidence : str
         "positive", "negative" or "signed".
     instances : sequence of sequences of Instance, or None
-        The box, mask, sentence or other `gradcam.targets` object that each map of each image explains; None for classes
-        and functions.
+        The object that each map of each image explains: a box, mask, sentence or other target of `gradcam.targets`.
+        None for classes and functions.
     detections : sequence of sequences of Instance, or None
         All detections of the model in each image, such as its boxes.
     reference : Explanation or None
@@ -113,7 +113,7 @@ class Explanation:
         )
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
-        """Write the explanation as NumPy arrays: all of it to an ``.npz`` file, or a single map (h,w) to an ``.npy`` file.
+        """Write the whole explanation to an ``.npz`` file of NumPy arrays, or a single map (h,w) to an ``.npy`` file.
 
         `numpy.load("a.npz")` has `maps`, `heatmaps`, `classes` (unless the target was a function), `scores`, `layer`,
         `method` and `evidence`. A single map has the format of `gradcam batch --save map`. The file is written completely or
@@ -122,7 +122,7 @@ class Explanation:
         Parameters
         ----------
         path : str or path
-            The file, ending in ``.npz`` or ``.npy``. Its folder has to exist.
+            The file, ending in ``.npz`` or ``.npy``. The folder of the file must exist.
         i : int, default None
             The image to save; None for all.
         k : int, default None
@@ -167,15 +167,15 @@ def explain(
 ) -> Explanation:
     """Compute class activation maps, in one forward pass and a backward pass through the layers after the target layer.
 
-    The model runs in evaluation mode. Its hooks, training flags, buffers, `requires_grad` and ``.grad`` are left
-    unchanged, and so are grad mode and random states. Several threads may explain one model at once. Meanwhile, do not
-    train the model in another thread: training flags are shared by all threads, so a training step would run in
-    evaluation mode.
+    The model runs in evaluation mode. The model's hooks, training flags, buffers, `requires_grad` and ``.grad`` are
+    left unchanged, as well as the grad mode and the random states. Several threads may explain one model at once. Do
+    not train the model in another thread at the same time: all threads share the training flags, so a training step
+    would run in evaluation mode.
 
     Parameters
     ----------
     model : nn.Module
-        Any PyTorch model. It may be frozen, in training mode, in half precision or compiled.
+        Any PyTorch model. The model may be frozen, in training mode, in half precision or compiled.
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
         The model's input, usually a preprocessed floating-point tensor. A tuple is passed as positional arguments, and a
         dict as keyword arguments. The first floating-point 4-D or 5-D tensor among the arguments is taken as the images.
@@ -192,14 +192,15 @@ def explain(
         while the model and the shape of the images stay the same. No layer is cached if the target is a function or a
         `gradcam.targets` object other than `ClassTarget`: in a loop with such a target, name the layer.
     method : str or Method, default None
-        A key of `gradcam.METHODS`, or one of its values. "rise", "drise" and the methods that follow a transformer's
-        attention, such as "rollout", need no layer. For classes, None means "gradcam". For boxes and other
-        targets with a position, None means "hirescam" at each level of a feature pyramid. None also means "hirescam" for
-        a function of an output that is not (N,C), such as a segmentation.
+        A key or a value of `gradcam.METHODS`. "rise", "drise" and the methods that follow a transformer's attention,
+        such as "rollout", need no layer. For classes, None means "gradcam". For boxes and other targets with a
+        position, None means "hirescam" at each level of a feature pyramid. None also means "hirescam" for a function of
+        an output that is not (N,C), such as a segmentation.
     target : Any, default None
-        What to explain. None: each image's top class. An int for all images, N ints, or a nested (N,K) sequence or tensor
-        for K maps per image. A `gradcam.targets.ClassTarget`. A function from the model's output to scores (N,) or (N,K).
-        A box, mask, keypoint, sentence, word or reference image, as in `gradcam.targets`.
+        What to explain. None means each image's top class. Classes are given as one int for all images, as N ints, or
+        as a nested (N,K) sequence or tensor for K maps per image. Other forms are a `gradcam.targets.ClassTarget`, a
+        function from the model's output to scores (N,) or (N,K), and the other objects of `gradcam.targets`: a box,
+        mask, keypoint, sentence, word or reference image.
     layers : sequence of str or nn.Module, default None
         Several layers instead of `layer`. `join` says how their maps are combined.
 
@@ -209,7 +210,8 @@ def explain(
         "sum" resizes the raw maps of `layers` to the finest grid, and adds the maps.
     evidence : str, default "positive"
         "positive" is evidence for the class, and "negative" is evidence against the class. "signed" is both, in [-1,1].
-        "negative" and "signed" need a method with `is_signed`. Both are useful for regression and for a single logit.
+        "negative" and "signed" need a method whose `is_signed` is True. Negative and signed evidence is useful for
+        regression and for a single logit.
     augmentation : str, default "none"
         Test-time augmentation. "flip" adds the mirrored images to the batch. "flip-scale" also adds the images and the
         mirrored images with all values multiplied by 0.9 and by 1.1. Maps are means over these views.
@@ -224,8 +226,8 @@ def explain(
         Memory in bytes for methods that run the model several times. None means 256 MB, or the memory for one perturbed
         copy of the images if that is more.
     progress : callable, default None
-        Called by methods that run the model several times, with the number of passes done and the total. An exception
-        that it raises ends the explanation.
+        A function that is called with the number of passes done and the total, by methods that run the model several
+        times. If the function raises an exception, the explanation ends.
 
     Returns
     -------
@@ -351,7 +353,7 @@ def execute_plan(
 ) -> dict[tuple[str, str], Explanation]:
     """Return the explanations of a plan, by layer and method. If `layers` is empty, choose a default layer."""
     model, target = unwrap(model), plan.target
-    batch = to_batch(images) if not isinstance(images, Mapping) else to_model_batch(model, images)
+    batch = _to_model_batch(model, images) if isinstance(images, Mapping) else to_batch(images)
     if not is_function(target):
         require_class_head(model)
     bound = target.bind(model, batch) if isinstance(target, Target) else BoundTarget(model, batch, target)
@@ -365,7 +367,9 @@ def execute_plan(
     # If the user names a layer, the default cannot be a method that follows attention, which returns no map of a layer.
     plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
     if bound.has_places and plan.options["augmentation"] != "none":
-        raise TargetError("Augmentation moves the image, but this target has a fixed place: leave augmentation= out.")
+        raise TargetError(
+            "Augmentation moves the image, but this target has a fixed position: leave augmentation= out."
+        )
     if plan.needs_layers and not layers and bound.layer is None:
         positive, reshape = all(method.assumes_positive for method in plan.methods), plan.options["reshape"]
         if callable(reshape):
@@ -392,6 +396,22 @@ def execute_plan(
             layer = find_layer_with_gradient(model, bound, suggestion.layers, facts)
             advice = advice if layer is None else f"{error} Choose '{layer}', whose patches reach the score."
         raise type(error)(advice) from None
+
+
+def _to_model_batch(model: nn.Module, inputs: Mapping[str, Any]) -> Batch:
+    """Return named inputs as a batch. A vision-language model's images may be in pieces."""
+    if "pixel_values" not in inputs:
+        return to_batch(inputs)
+    from gradcam.adapters import find_family
+    from gradcam.adapters.vision_language import VisionLanguageModel
+
+    family = find_family(model, VisionLanguageModel)
+    if family is not None and not family.prefix:
+        return family.to_pieces(dict(inputs))
+    # A user's module may pass other inputs to the model inside it.
+    with contextlib.suppress(ImageError):
+        return to_batch(inputs) if family is None else family.to_pieces(dict(inputs))
+    return to_batch(inputs)
 
 
 def _explain_at(
@@ -492,7 +512,7 @@ def _make_explanations(
     gradient_methods = {method.name for method in plan.methods if "gradients" in method.needs}
     for (layer, method), method_maps in maps.items():
         levels: Sequence[Tensor] = method_maps.levels
-        # If the true gradient of a score is zero, its map is blank.
+        # For settled scores, the computed gradient is only rounding error. Make the maps of these scores blank.
         if scored.settled is not None and method in gradient_methods:
             levels = [level.masked_fill(scored.settled[..., None, None].to(level.device), 0) for level in levels]
         values = views.combine(_crop_to_images(levels, recorded, layer), evidence)

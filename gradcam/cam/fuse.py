@@ -22,23 +22,23 @@ AnyExplanation = TypeVar("AnyExplanation", bound=Explanation)
 def fuse(
     explanations: Sequence[AnyExplanation] | Mapping[tuple[str, str], AnyExplanation], reduction: str = "mean"
 ) -> AnyExplanation:
-    """Fuse explanations of the same images and classes into one, for example from several layers or methods.
+    """Fuse several explanations of the same images and classes, such as those of several layers, into one explanation.
 
     Heatmaps are already divided by their own maximum, so all heatmaps have equal weight.
 
     Parameters
     ----------
     explanations : sequence or mapping of Explanation
-        At least one explanation, or the result of `compare`. All explanations have to be of the same images and target
-        functions, which is not checked.
+        At least one explanation, or the result of `compare`. All explanations must be of the same images and target
+        functions. This function does not check whether images and targets are the same.
     reduction : str, default "mean"
         "mean" averages the heatmaps; "max" takes the value with the largest magnitude at each pixel.
 
     Returns
     -------
     Explanation
-        The fused explanation. Its `maps` are float32 (N,K,H,W), at the input's size. `layer` and `method` join all
-        names with "+". `scores`, `output` and images are those of the first explanation.
+        The fused explanation. The fused `maps` are float32 (N,K,H,W), at the input's size. `layer` and `method` join
+        all names with "+". `scores`, `output` and the images are taken from the first explanation.
 
     Raises
     ------

@@ -19,8 +19,8 @@ TEXT_TOKENS = "with text tokens, which form no grid on the image. Choose a layer
 
 
 ATTENTION_WEIGHTS = (
-    "with rows that sum to 1. These are attention weights between tokens, not a feature map. Choose the block around this "
-    "layer, or an attention method such as 'rollout'."
+    "with rows that sum to 1. Such rows are attention weights between tokens, not a feature map. Choose the block around "
+    "this layer, or an attention method such as 'rollout'."
 )
 
 

@@ -36,12 +36,12 @@ class LayerRow:
     several tensors, `shape` is the shape of the explained tensor. `grid` is the grid (h,w) or (d,h,w) of the output on
     the image. `stride` is the image's size divided by the grid's size. Without a grid, `grid` and `stride` are None.
     `parameters` is the number of parameters, including submodules. `cam` is True if the layer can be a target layer;
-    otherwise, `reason` says why not. `is_suggested` marks the default layer of `gradcam.explain`. `both_signs` is True
-    if a possible target layer does not end in an activation function such as ReLU, so that its values may be negative.
-    Methods that assume non-negative activations may have another default layer, which `suggested_for_positive` marks.
-    `guessed` is True if the layout is a guess. To test a guess, the image is changed at six points. `places` is the
-    number of points at which the right cell responds. If `places` is below 4, the guess counts as wrong. `places` is
-    None if the layout is certain, or if nothing can be measured, as on the meta device.
+    otherwise, `reason` is the reason why not. `is_suggested` marks the default layer of `gradcam.explain`. `both_signs`
+    is True if a possible target layer does not end in an activation function such as ReLU, so that its values may be
+    negative. Methods that assume non-negative activations may have another default layer, which
+    `suggested_for_positive` marks. `guessed` is True if the layout is a guess. To test a guess, the image is changed at
+    six points. `places` is the number of points at which the right cell responds. If `places` is below 4, the guess
+    counts as wrong. `places` is None if the layout is certain, or if nothing can be measured, as on the meta device.
     """
 
     name: str
@@ -75,19 +75,19 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     Parameters
     ----------
     model : nn.Module
-        Any model. On the meta device it needs no weights, and nothing is computed.
+        Any model. A model on the meta device needs no weights, and nothing is computed.
     images : int, tuple, Tensor or dict, default 224
         The size of an RGB image in pixels: the side of a square, or (height, width). For models of volumes or video
-        clips, it is (depth, height, width); the default depth is 16. You can also pass a model input, as in `explain`;
-        the values of the input do not matter.
+        clips, the size is (depth, height, width); the default depth is 16. You can also pass a model input, as in
+        `explain`; the values of the input do not matter.
 
     Returns
     -------
     tuple of LayerRow
         One row per layer, in the order of `model.named_modules()`. The fields are `name`, `type`, `shape`, `grid`,
         `stride`, `parameters`, `cam`, `reason`, `is_suggested` and more. `cam` is True if the layer can be a target
-        layer; otherwise, `reason` says why not. `is_suggested` marks the default layer of `explain`. If the default
-        layer runs several times, it also has a row for its last run: "layer4.1.relu#1".
+        layer; otherwise, `reason` is the reason why not. `is_suggested` marks the default layer of `explain`. If the
+        default layer runs several times, it also has a row for its last run: "layer4.1.relu#1".
 
     Raises
     ------
@@ -98,8 +98,8 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
 
     Notes
     -----
-    The search for the default layer uses autograd's graph alone. The search does not detect a gradient that is zero,
-    for example because the weights of the head are zero.
+    The search for the default layer uses autograd's graph alone. The search does not detect zero gradients, such as the
+    gradients before a head with zero weights.
 
     Examples
     --------
@@ -271,7 +271,7 @@ class _ListingRecorder:
         runs, output = self._runs.get(module, 0), self._outputs.get(module)
         if runs != 1 and not run:
             parts_ran = any(part in self._runs for part in module.modules())
-            not_run = "not called itself, only its submodules" if parts_ran else "not called in evaluation mode"
+            not_run = "only its submodules are called" if parts_ran else "not called in evaluation mode"
             return f"runs {runs} times" if runs else not_run
         if output is None:
             return "returns no floating-point tensor"

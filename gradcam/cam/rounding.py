@@ -154,8 +154,8 @@ def warn_of_rounding(maps: Tensor, rounding_mask: Tensor, evidence: str, subject
         heatmaps = "The heatmap" if blank.numel() == 1 else f"{count} of {blank.numel()} heatmaps"
         warn(
             f"{heatmaps} of {subject} contained only rounding errors, and {'is' if count == 1 else 'are'} blank: "
-            "positive and negative contributions cancel. This is common before a normalisation layer. Choose another layer, "
-            "method or score."
+            "positive and negative contributions cancel. Such cancellation is common before a normalisation layer. Choose "
+            "another layer, method or score."
         )
 
 

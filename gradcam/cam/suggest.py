@@ -44,7 +44,7 @@ RUN_NOTE = (
 )
 EARLY_NOTE = (
     "Layer '{}' comes before all attention blocks, so this heatmap shows little of what the model computes. No later layer "
-    "has a grid that reaches the score. If a later layer has an ambiguous grid, name that layer, and pass reshape=."
+    "has a grid and affects the score. If a later layer has an ambiguous grid, name that layer, and pass reshape=."
 )
 OUTPUT_NOTE = (
     "Layer '{}' returns the model's output, and no earlier layer has a usable grid. Name an earlier layer, and pass its "

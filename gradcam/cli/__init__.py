@@ -37,7 +37,7 @@ from gradcam.errors import GradcamError, describe_unexpected
         "audit": ("gradcam.cli.audit:audit_command", "Find shortcuts, such as watermarks, that a model has learnt."),
         "evaluate": ("gradcam.cli.evaluate:evaluate_command", "Evaluate methods with metrics, on your own images."),
         "recommend": ("gradcam.cli.recommend:recommend_command", "Find the best method, score and layer for a model."),
-        "layers": ("gradcam.cli.layers:layers_command", "List the layers of a model, and which can be target layers."),
+        "layers": ("gradcam.cli.layers:layers_command", "List the layers of a model, and mark possible target layers."),
         "inspect": (
             "gradcam.cli.inspect:inspect_group",
             "Inspect a model: layer calls, features, activations, gradients.",

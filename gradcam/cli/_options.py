@@ -239,7 +239,7 @@ def output_file(*suffixes: str) -> Parser:
         if Path(text).suffix.lower() not in suffixes:
             raise GradcamError(f"{text!r} does not end in {' or '.join(suffixes)}.")
         if not Path(text).parent.is_dir():
-            raise GradcamError(f"{text!r}: there is no folder {Path(text).parent}. Create it first.")
+            raise GradcamError(f"{text!r}: there is no folder {Path(text).parent}. Create this folder first.")
         return Path(text)
 
     return Parser("file", find)
@@ -486,7 +486,11 @@ def page_options() -> Callable[[Command], Command]:
             "Class to show first; may be repeated. These classes always have heatmaps.  [default: top class]",
             multiple=True,
         ),
-        number("--top", "Number of top classes, if heatmaps of all classes would cost too much.", 50),
+        number(
+            "--top",
+            "Number of top classes with heatmaps. Only used if the heatmaps of all classes would cost too much.",
+            50,
+        ),
         *_OTHER_TARGETS,
         *_FIT,
     )
@@ -571,7 +575,7 @@ appearance = combine(
     colormap(None, f"OpenCV colour map of the heatmap.  [default: {_list_look_defaults('colormap')}]"),
     option(
         "--blend",
-        f"How the opacity rises with the heatmap. {'; '.join(map(': '.join, allowed.BLENDS.items()))}."
+        f"How the opacity depends on the heatmap. {'; '.join(map(': '.join, allowed.BLENDS.items()))}."
         f"  [default: {_list_look_defaults('blend')}]",
         click.Choice([*allowed.BLENDS]),
     ),

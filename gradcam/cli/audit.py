@@ -27,9 +27,9 @@ MAX_PAGE_CLUSTERS = 50
 MAX_LISTED_FAILURES = 10
 SHEET_NAME = "audit.png"
 SUSPICION_NOTE = (
-    "Suspicion is between 0 and 1. It is near 1 if two conditions hold: other classes have almost no evidence at the "
-    "cluster's position, and almost no evidence outside the cluster has a similar appearance. A high suspicion is a "
-    "reason to look at the images, not a proof. An audit can also miss shortcuts."
+    "The suspicion of a cluster is between 0 and 1. A suspicion near 1 has two reasons: other classes have almost no "
+    "evidence at the cluster's position, and almost no evidence outside the cluster has a similar appearance. A high "
+    "suspicion is a reason to look at the images, not a proof. An audit can also miss shortcuts."
 )
 
 
@@ -52,9 +52,10 @@ SUSPICION_NOTE = (
 def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Find shortcuts: evidence that only one class has, such as a watermark.
 
-    The heatmaps of each class are clustered. If a model has learnt a watermark, a frame or a caption, the images with it
-    form a cluster: their evidence lies in one place and looks alike, and other classes have no evidence there. The most
-    suspicious clusters come first. An overview image shows each cluster with its most typical images.
+    The heatmaps of each class are clustered. If a model has learnt a mark, such as a watermark, a frame or a caption,
+    the images with this mark form a cluster. In these images, the evidence has the same position and a similar
+    appearance. Other classes have no evidence at this position. The most suspicious clusters come first. An overview
+    image shows each cluster with its most typical images.
 
     FOLDER can also be an image file, a glob, a list or an archive, as for `gradcam batch`. At least two classes are needed,
     with ten or more images each. Clustering needs scikit-learn: pip install scikit-learn. Images that cannot be read or

@@ -399,8 +399,8 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 )
 @options.number(
     "--batch-size",
-    "Batch size: number of images per pass of the model. It is halved if memory runs out. Without --batch-size, it is "
-    "chosen for the device.",
+    "Number of images per pass of the model. If memory runs out, the number is halved. Without --batch-size, the number "
+    "is chosen for the device.",
     maximum=MAX_BATCH_SIZE,
 )
 @options.number(
@@ -412,7 +412,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     PIXEL_DEVICES,
     "Where images are decoded, resized, drawn and encoded. auto: on the CPU; device: on the GPU, experimental.",
 )
-@click.option("--resume", is_flag=True, help="Continue an earlier run: explain images that are missing or failed.")
+@click.option("--resume", is_flag=True, help="Continue an earlier run: explain only missing and failed images.")
 @click.option("--overwrite", is_flag=True, help="Delete the results of an earlier run, and start again.")
 @click.option("--report", is_flag=True, help="Also write a gallery, index.html.")
 @click.option("--pages", is_flag=True, help="Also write an HTML page per image, with the heatmaps of every class.")
@@ -444,8 +444,8 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Explain many images: write an overlay for each, and resume an interrupted run.
 
-    INPUT is a file, a folder, a glob, a list (.txt, .csv, or - for standard input), or an archive (.zip, .tar). It may also
-    be a URL, such as s3://bucket/photos/. "shards-{000000..000146}.tar" names the shards of a WebDataset.
+    INPUT is a file, a folder, a glob, a list (.txt, .csv, or - for standard input), or an archive (.zip, .tar). INPUT
+    may also be a URL, such as s3://bucket/photos/. "shards-{000000..000146}.tar" names the shards of a WebDataset.
 
     Overlays have the names of the images, in the same subfolders. manifest.jsonl has a record per image, as printed by
     `gradcam run --json`. An image that cannot be read does not stop the run. After a run that stopped early, --resume
@@ -474,7 +474,7 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params:
 @options.max_pixels
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def report_command(folder: Path | Store, format: str, image_root: str, quiet: bool) -> int:
-    """Write a gallery, DIR/index.html, of the results of `gradcam batch`, or export the boxes.
+    """Turn the results of `gradcam batch` into an HTML gallery (DIR/index.html), or export their boxes.
 
     DIR is the output folder of the batch, or its URL in a store.
     """

@@ -97,8 +97,9 @@ def check_command(
 ) -> int:  # fmt: skip
     """Test whether a heatmap can be trusted.
 
-    Five tests check the heatmap. It must also beat control maps, which explain nothing. Control maps are the mirrored and
-    the shifted heatmap, the heatmaps of another image and of a re-initialised model, noise, a blob and edges.
+    Five tests check the heatmap. The heatmap must also beat control maps, which explain nothing. Control maps are the
+    mirrored and the shifted heatmap, the heatmaps of another image and of a re-initialised model, noise, a blob and
+    edges.
 
     \b
     Passed: the heatmap beats every control map.
@@ -108,11 +109,11 @@ def check_command(
     A passed test does not prove that the heatmap is right.
 
     A panel with all tests is written to <image>-<method>-check.png. One test puts the image beside three other images.
-    These are your images if you give four or more, otherwise photographs that come with gradcam. For detectors, one box is
-    tested: its heatmap is compared with the heatmaps of the other boxes, not of other classes. With several --text, only
-    the first sentence is tested.
+    If you give four or more images, the other images are yours; otherwise, they are photographs that come with gradcam.
+    For detectors, the heatmap of one box is tested, and compared with the heatmaps of other boxes instead of other
+    classes. With several --text, only the first sentence is tested.
 
-    Without --fail-on, the exit status is 0 if every image could be tested, whatever the verdict is. With --json, the key
+    Without --fail-on, the exit status is 0 if every image could be tested, for any verdict. With --json, the key
     "outcome" holds the verdict.
     """
     output = OutputMode(as_json, quiet)

@@ -83,7 +83,8 @@ def _split_arguments(words: tuple[str, ...], params: dict[str, Any]) -> tuple[tu
 @options.option("--against FILE", "Compare one model with a snapshot from --save.", click.Path(path_type=Path))
 @options.option(
     "--fail-if CONDITION",
-    "Exit with status 1 if the condition is met; may be repeated. 'correlation<0.9' is met if any image meets it. "
+    "Exit with status 1 if the condition is met; may be repeated. 'correlation<0.9' is met if the correlation of any "
+    "image is below 0.9. "
     f"'mean agree<1' tests the mean of all images. Names: {', '.join(CONDITION_NAMES)}.",
     parse_condition,
     name="conditions",

@@ -105,14 +105,15 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
 
     INPUT is an image file, a folder, a glob, a list or an archive. Annotations are optional.
 
-    The table shows the mean of each method with its 95 % confidence interval, and its paired difference from the best
-    method. Two methods count as different only if they are significantly different after correction for all pairs. Control
-    maps, which explain nothing, are also evaluated. If a control map does as well as the best method, the metric says
-    little.
+    For each method, the table shows the mean, the 95 % confidence interval of the mean, and the paired difference from
+    the best method. Two methods count as different only if their difference is significant after correction for all
+    pairs of methods. Control maps, which explain nothing, are also evaluated. If a control map does as well as the best
+    method, the metric says little.
 
-    All methods explain the same class, and their heatmaps have the same size. With --layer, they also use the same layer.
-    For detectors and segmenters, the highest-scoring detection of each image is explained. With annotations, it is the
-    highest-scoring detection of an annotated class. With --output, you can stop a study and continue it with --resume.
+    All methods explain the same class, and their heatmaps have the same size. With --layer, all methods also use the
+    same layer. For detectors and segmenters, the highest-scoring detection of each image is explained. With
+    --annotations, the highest-scoring detection of an annotated class is explained. With --output, you can stop a study
+    and continue it with --resume.
     """
     resume, overwrite, output = params["resume"], params["overwrite"], OutputMode(as_json, quiet)
     if resume and overwrite:
@@ -372,6 +373,6 @@ def _format_conclusion(results: Results, rankings: Rankings, metrics: Sequence[s
     ranked = sorted(wins.items(), key=lambda item: -item[1])
     listed = ", ".join(f"{name} {count}" for name, count in ranked[:MAX_LISTED_METHODS])
     left_out = len(metrics) - len(valid_metrics)
-    exclusion = f" ({left_out} marked {FOOLED} left out)" if left_out else ""
-    title = f"Metrics in which a method is marked {BEST} or {LEVEL}, out of {len(valid_metrics)}{exclusion}"
+    exclusion = f" (not counting {left_out} marked {FOOLED})" if left_out else ""
+    title = f"Number of metrics in which a method is marked {BEST} or {LEVEL}, out of {len(valid_metrics)}{exclusion}"
     return [f"{title}: {click.style(listed, bold=True)}"]

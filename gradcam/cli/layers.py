@@ -45,7 +45,7 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
     methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
     defaults = [row.name for row in survey.rows if row.suggested_for_positive][:1]
     text = f"{BOTH_SIGNS} marks layers with negative values. Do not use these layers for {methods}."
-    text += "".join(f" These methods use {name} by default." for name in defaults)
+    text += "".join(f" The default layer of these methods is {name}." for name in defaults)
     titles, *cells = terminal.align([TITLES, *map(_cells, rows)], "  ", right=(3, 4))
     lines += ["", f"  {titles}", *map(_mark, rows, cells), ""]
     lines += textwrap.wrap(text, WIDTH) if any(row.both_signs for row in rows) else []
@@ -55,7 +55,7 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
         )
     if skeleton.channels not in (1, 3):
         reader = f"Images with {skeleton.channels} channels need --reader"
-        lines.append(f"{reader}. They also need --mean and --std, with one value per channel.")
+        lines.append(f"{reader}. Such images also need --mean and --std, with one value per channel.")
     return "\n".join([*lines, _suggest_command(survey, words)])
 
 
@@ -102,14 +102,15 @@ def _suggest_command(survey: Survey, words: Sequence[str]) -> str:
 @click.option("--all", "show_all", is_flag=True, help="List all layers.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record per layer, and nothing else.")
 def layers_command(names: tuple[str, ...], depth: int | None, show_all: bool, as_json: bool, **model: Any) -> int:
-    """List the layers of a model, and which can be target layers.
+    """List the layers of a model, and mark possible target layers.
 
-    The table shows the name, type, output shape, stride and parameters of each layer, and whether it can be used as target
-    layer. An arrow marks the default. PATTERN selects names that contain it or match it: layer4, 'layer?.0', '*.conv1'.
-    By default, the table shows only as many levels of submodules as fit on a screen. PATTERN, --depth or --all change this.
+    The table shows the name, type, output shape, stride and parameters of each layer, and whether it can be used as
+    target layer. An arrow marks the default. PATTERN selects the names that contain or match the pattern, such as
+    layer4, 'layer?.0' or '*.conv1'. By default, the table shows only as many levels of submodules as fit on a screen.
+    To see other levels, give PATTERN, --depth or --all.
 
     No weights are needed. The last line suggests a command for the default layer. Model options such as --weights are
-    copied into this command. Of these options, only --model and --size change the table.
+    copied into the suggested command. Of the model options, only --model and --size change the table.
     """
     if show_all and depth is not None:
         raise click.UsageError("--all and --depth contradict each other: give only one of them.")

@@ -33,9 +33,9 @@ class ModelEntry:
 def models_command(pattern: str | None, as_json: bool) -> int:
     """List the models.
 
-    With PATTERN, such as resnet or 'vit*', list only models whose names contain or match it. To choose pretrained weights,
-    write their name after a colon: resnet50:IMAGENET1K_V1. Otherwise, the first weights in the list are used. Weights that
-    are not marked as downloaded are downloaded when they are first needed.
+    With PATTERN, such as resnet or 'vit*', only models whose names contain or match the pattern are listed. To choose
+    pretrained weights, write the name of the weights after a colon: resnet50:IMAGENET1K_V1. Without a colon, the first
+    weights in the list are used. Weights that are not marked as downloaded are downloaded when they are first needed.
     """
     entries = [*_list_models(), *_list_forms()]
     lowered = (pattern or "").lower()

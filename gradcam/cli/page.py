@@ -37,7 +37,11 @@ def _check_address(url: str) -> str:
 @options.output_option(
     "Output file (.html) or folder. For several images, give a folder.  [default: <image>.html]", default=None
 )
-@options.option("--url URL", "Address of the published page. Also writes a PNG for previews in chats.", _check_address)
+@options.option(
+    "--url URL",
+    "Address of the published page. A PNG for previews in chats is also written.",
+    _check_address,
+)
 @click.option("--overwrite", is_flag=True, help="For a folder: delete the results of an earlier run and start again.")
 @click.option("--resume", is_flag=True, help="For a folder: continue an earlier run.")
 @click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print errors only.")
@@ -49,12 +53,12 @@ def page_command(
     The page is one file that contains the image, the heatmaps and the code. It opens in any browser, without a server
     or an internet connection, so you can send it by mail. You can choose any class, compare the signed heatmaps of two
     classes, and see which classes a part of the image is evidence for. With the methods gradcam and hirescam, all
-    classes have heatmaps. With other methods, or if this would cost too much at a layer, only the most probable classes
-    have heatmaps.
+    classes have heatmaps. With other methods, or if the heatmaps of all classes would cost too much, only the most
+    probable classes have heatmaps.
 
-    INPUT is a file, folder, glob, list or archive, as for `gradcam batch`. For several images, each one gets a page, and
-    index.html is a gallery that links to them. Overlays and records are also written, as with `gradcam batch --report
-    --pages`.
+    INPUT is a file, folder, glob, list or archive, as for `gradcam batch`. For several images, each image gets a page,
+    and index.html is a gallery with links to the pages. Overlays and records are also written, as with `gradcam batch
+    --report --pages`.
     """
     output_mode = OutputMode(as_json=False, quiet=quiet)
     settings = to_settings({name: value for name, value in params.items() if name not in OUTPUT_OPTIONS})

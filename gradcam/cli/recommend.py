@@ -43,7 +43,7 @@ def _find_methods(names: Sequence[str]) -> list[str]:
     methods = {name: find_method(name) for name in names}
     for method in methods.values():
         if not method.has_layer:
-            raise GradcamError(f"{method.name} uses no target layer: remove it from --method.")
+            raise GradcamError(f"{method.name} uses no target layer: remove this method.")
     return [method.name if METHODS.get(method.name) == method else name for name, method in methods.items()]
 
 
@@ -100,15 +100,14 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
 
     Which of several objects belongs to the class? The test images are mosaics of four images of four classes. "order"
     is how often a pixel in the image of the explained class has a higher value than a pixel in the other three images.
-    By chance, it is 0.5.
+    By chance, "order" is 0.5.
 
-    Where is the object? "ROAD" compares two removals: of the most relevant pixels, and of the least relevant pixels. It is
-    high if the probability is much lower without the most relevant pixels. With --annotations, "order" on the annotated
-    objects is used instead of "ROAD".
+    Where is the object? "ROAD" is high if the probability is much lower without the most relevant pixels than without
+    the least relevant pixels. With --annotations, "order" on the annotated objects is used instead of "ROAD".
 
     A combination other than the default is recommended only if it is significantly better on 8 images or more, after
-    correction for all combinations. "mass" is not used, because sharpening a heatmap raises it. Unreadable images are
-    reported and left out, and the exit status is 1.
+    correction for all combinations. "mass", the share of the heatmap in the class's image, is not used, because
+    sharpening a heatmap raises this share. Unreadable images are reported and left out, and the exit status is 1.
     """
     output = OutputMode(as_json, quiet)
     terminal.import_torch()

@@ -42,12 +42,12 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: 
     top class (classifiers), the highest-scoring box (detectors), the largest class (segmenters), or every word of the
     caption (captioners). Predictions are printed with their numbers, so that you can choose a different target.
 
-    Overlays are called <image>-<method>.png. The name also contains the class (or box, sentence, word) if you choose one or
-    if several are explained. It contains the layer if several layers are explained. It contains the kind of evidence, the
-    model and its weights if they are not the defaults.
+    Overlays are called <image>-<method>.png. If you choose a class, box, sentence or word, or if several are explained,
+    the name also contains the class, box, sentence or word. If several layers are explained, the name contains the
+    layer. The name also contains the kind of evidence, the model and the weights if these differ from the defaults.
 
-    --figure draws all images on one figure, with a row per image and a column per class. With several methods or layers,
-    it has a row per image and class, and a column per method and layer.
+    --figure draws all images on one figure, with a row per image and a column per class. With several methods or
+    layers, the figure has a row per image and class, and a column per method and layer.
     """
     output = OutputMode(as_json, quiet)
     return explain_images(prepare_job(to_settings(params), images, output), images, output)
@@ -64,8 +64,9 @@ def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **para
     """Compare methods: draw a panel with a column per method, and a row per layer and class.
 
     Single-pass methods share one pass of the model. Without --method, common methods are compared. Panels are called
-    <image>-compare.png; the name also contains the kind of evidence if it is not positive. Without --layer, methods that
-    assume non-negative activations may use a different layer than other methods. Each heading shows the layer of its column.
+    <image>-compare.png. For negative or signed evidence, the name also contains this word. Without --layer, methods
+    that assume non-negative activations may use a different layer than other methods. Each heading shows the layer of
+    its column.
     """
     for method in params["methods"]:
         if isinstance(method, AttributionMethod) or not method.has_layer:

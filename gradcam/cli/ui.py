@@ -53,7 +53,7 @@ def _to_host_name(text: str) -> str:
 )
 @options.option(
     "--allow-host NAME",
-    "Other host name that the page may be opened with; may be repeated. Loopback names are always allowed.",
+    "Another host name at which the page may be opened; may be repeated. Loopback names are always allowed.",
     _to_host_name,
     multiple=True,
 )
@@ -79,9 +79,9 @@ def ui_command(
     a part of the image, or move a window over it, the scores and the heatmap are computed without this part. You can
     compare two models, or two checkpoints of one model. You can copy everything you do as a command, or save it as a page.
 
-    Arguments can be images, folders, and output folders of `gradcam batch`. They are listed at the bottom. If this
-    command runs on another machine, type `ssh -L 8765:127.0.0.1:8765 MACHINE` on yours, and open the printed address
-    there. This command needs two more packages:
+    Arguments can be images, folders, and output folders of `gradcam batch`. The page lists all images at the bottom. If
+    this command runs on another machine, type `ssh -L 8765:127.0.0.1:8765 MACHINE` on your own machine, and open the
+    printed address on your own machine. This command needs two more packages:
 
     \b
       pip install starlette uvicorn

@@ -100,7 +100,7 @@ class Explainer:
         Raises
         ------
         GradcamError
-            As in `gradcam.compare`. Also if a custom function fails, except with a `RuntimeError`, which is passed on.
+            As in `gradcam.compare`. Also if a custom function fails. A `RuntimeError` of the function is passed on.
         ImageError
             If a custom function does not return heatmaps of the images' size.
         """

@@ -30,8 +30,8 @@ from gradcam.options import accept_old_parameters, argument_error
 CONFIDENCE = 0.95
 ROUNDING_LIMIT = 1e-6  # A smaller standard deviation or skewness counts as zero.
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)  # Gauss-Legendre quadrature
-# With five images, no paired test can find a significant difference. With fewer than eight images, the intervals of
-# skewed numbers contain the true mean too seldom.
+# An interval needs six images, because a sign test of five pairs is never significant: its smallest p is 2 / 2**5. A
+# comparison needs eight images. With fewer, the intervals of skewed numbers contain the true mean too seldom.
 MIN_IMAGES_FOR_INTERVAL, MIN_IMAGES_TO_COMPARE = 6, 8
 ImageGroups = Sequence[Sequence[Hashable]]  # for each number, the images from which the number was computed
 

@@ -148,8 +148,8 @@ class Recommendation:
     model : str
         The classifier's name.
     rows : tuple of Row
-        All combinations. Combinations with a ROAD score come first, sorted by ROAD. The others are sorted by `order`.
-        The highest values come first.
+        All combinations. Combinations with a ROAD score come first, sorted by ROAD. All other combinations are sorted
+        by `order`. The highest values come first.
     single_object : Answer
         Where is the object? The measure is `objects` if there are enough annotations, otherwise ROAD.
     several_objects : Answer
@@ -364,7 +364,7 @@ def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequ
     resolved = find_methods(methods)
     for method in resolved:
         if method.place != "layer":
-            raise GradcamError(f"{method.name} uses no target layer: leave it out.")
+            raise GradcamError(f"{method.name} uses no target layer: leave this method out.")
     if isinstance(scores, str) or not scores or not all(score in SCORES for score in scores):
         raise GradcamError(f"scores is {shorten(scores)}, expected a list of some of {', '.join(SCORES)}.")
     fixed = {method.name for method in resolved if method.score is not None or method.needs == ("activations",)}

@@ -293,9 +293,8 @@ def to_batch(images: Any) -> Batch:
             raise ImageError(f"The images are {value}, {STACK_ADVICE} Detectors take a list of images.")
         expected = "a floating-point tensor (N,C,H,W) or (N,C,D,H,W)"
         if any(tensor.is_floating_point() and tensor.ndim in (2, 3) for tensor in items) and len(items) > 1:
-            reason = "Models whose processor cuts images into rows of patches, such as Qwen2-VL, are not supported"
-            advice = "use a model that takes whole images, such as LLaVA, InternVL or Gemma 3."
-            raise ImageError(f"The inputs are {shapes}, and none of them is {expected}. {reason}: {advice}")
+            reason = "Rows of patches are supported only for known models, such as Qwen2-VL and Qwen3-VL"
+            raise ImageError(f"The inputs are {shapes}, and none of them is {expected}. {reason}.")
         advice = "Preprocess the images, and add the batch dimension of a single image with image[None]."
         raise ImageError(f"The images are {shapes}, expected {expected}, alone or in a tuple or dict. {advice}")
     if 0 in first.shape:

@@ -197,10 +197,10 @@ def grad_mode_off() -> Iterator[None]:
 class TargetLayer:
     """Record one layer's activations, and compute the gradient of a score with respect to them.
 
-    Autograd records only the layers after this layer. The backward pass therefore changes no ``.grad``, and does not
-    need parameters that require gradients. The layer's output is passed on as a clone, so that later
-    in-place operations cannot change the recorded tensor. Several `TargetLayer` contexts may be open at once. Recording
-    stays on from the layer's first run to the end of the context: use one context per forward pass.
+    Autograd records only the layers after this layer. The backward pass therefore changes no ``.grad``, and also works
+    if all parameters are frozen. The layer's output is passed on as a clone, so that later in-place operations cannot
+    change the recorded tensor. Several `TargetLayer` contexts may be open at once. Recording stays on from the layer's
+    first run to the end of the context: use one context per forward pass.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ class TargetLayer:
     name : str, default the module's type
         The layer's name in messages.
     keys : sequence of str, default ()
-        The keys and indices of one tensor, if the layer returns several.
+        The keys and indices that select one tensor, if the layer returns several tensors.
     run : int, default None
         The run to record, counted from 0, if the layer runs several times.
     has_backward_hook : bool, default True
@@ -368,8 +368,8 @@ class TargetLayer:
         Returns
         -------
         Tensor
-            The gradient, shaped like `activations`. It is float32 if the activations or the score are float16, because
-            float16 would lose small values.
+            The gradient, shaped like `activations`. The gradient is float32 if the activations or the score are
+            float16, because float16 would lose small values.
 
         Raises
         ------

@@ -33,8 +33,8 @@ class GradientTap:
         def edit(gradient: Tensor | None) -> Tensor | None:
             if gradient is None or not self.edits:
                 return None
-            # A block and its last layer may return the same tensor. The edit of the layer is then registered before the
-            # edit of the block. Sorting restores the order in which the `Hooks` contexts were entered.
+            # If a block and its last layer return the same tensor, the layer's edit is registered first, because the
+            # layer finishes first. Sort the edits by the order in which their `Hooks` contexts were entered.
             functions = [function for _, function in sorted(self.edits.values(), key=lambda entry: entry[0])]
             return _apply_in_turn(functions, gradient)
 

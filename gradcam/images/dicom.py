@@ -142,7 +142,7 @@ def _to_grey(stored: NDArray[Any], dataset: Dataset) -> tuple[NDArray[np.float32
         limits = [(strip.min().item(), strip.max().item()) for strip in finite if strip.size] or [(0.0, 0.0)]
         low, high = min(minimum for minimum, _ in limits), max(maximum for _, maximum in limits)
         to_grey = partial(_apply_range, low=low, high=high)
-        note = f"no usable window in the file: using the full range of values, {low:.6g} to {high:.6g}"
+        note = f"the file has no usable window: using the full range of values, {low:.6g} to {high:.6g}"
     grey = np.empty(stored.shape, np.float32)
     for rows in in_strips(*stored.shape):
         strip = to_grey(rescale(rows))

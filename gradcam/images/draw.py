@@ -64,10 +64,10 @@ def overlay(
     base : str, default "gray"
         "gray" draws the whole image in grey, so that all colours are the heatmap's. "color" keeps the image's colours.
     blend : str, default None
-        How the opacity depends on the value v. "grow" means `alpha` * v * (2 - v), which rises up to v = 1. "fade"
-        means that the opacity rises linearly to `alpha` at v = 0.5, and is constant above. "uniform" means `alpha`
-        everywhere. (For signed heatmaps, "uniform" is the same as "fade", because 0 has no colour of its own.) None
-        means "grow" on a grey base, and "fade" on a colour base.
+        How the opacity depends on the value v. With "grow", the opacity is `alpha` v (2 - v), so it rises up to the
+        maximum. With "fade", the opacity rises linearly to `alpha` at v = 0.5, and stays at `alpha` for larger values.
+        With "uniform", the opacity is `alpha` everywhere; signed heatmaps use "fade" instead, because 0 has no colour
+        of its own. None means "grow" on a grey base, and "fade" on a colour base.
     region : (int, int, int, int), default None
         Top, left, height and width of the pixels that the model saw. None means the whole image, with a warning if the
         sizes of heatmap and image differ. Pixels outside the region show the base alone.

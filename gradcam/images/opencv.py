@@ -29,7 +29,7 @@ def explain_failure(error: Exception) -> str:
     elif len(installed) > 1:
         advice = f"{' and '.join(installed)} overwrite each other's files, keep one of them"
     elif installed:
-        advice = "Its files are damaged or missing, install it again"
+        advice = "The files of OpenCV are damaged or missing, install OpenCV again"
     uninstall = f"pip uninstall --yes {' '.join(installed)} && " if installed else ""
     return f"OpenCV cannot be loaded ({error}). {advice}: {uninstall}pip install {package}"
 

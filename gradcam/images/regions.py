@@ -62,9 +62,9 @@ def find_boxes(heatmap: Any, *, threshold: float = BOX_THRESHOLD, method: str = 
     Pixels are connected to their eight neighbours. Zhou et al. took the box around the largest region, with a threshold
     of 0.2; Selvaraju et al. took 0.15. Choe et al. showed that the best threshold depends on the method and the data.
     For the sample photographs, the best thresholds of Grad-CAM are from 0.15 to 0.4 for the centre crop, and from 0.4
-    to 0.55 for the whole image. Over seven methods and both parts, thresholds from 0.25 to 0.35 have the most correct
-    boxes (120 to 122 of 154). The default is therefore 0.3. If you have annotated images, ``gradcam evaluate
-    --annotations`` measures how well a threshold transfers to other images (metric "corloc").
+    to 0.55 for the whole image. For seven methods, on the centre crop and on the whole image, thresholds from 0.25 to
+    0.35 give the most correct boxes (120 to 122 of 154). The default is therefore 0.3. If you have annotated images,
+    ``gradcam evaluate --annotations`` measures how well a threshold transfers to other images (metric "corloc").
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def find_boxes(heatmap: Any, *, threshold: float = BOX_THRESHOLD, method: str = 
     Returns
     -------
     list of HeatmapBox
-        The boxes, without class; empty if no value of the heatmap is positive.
+        The boxes, without a class. The list is empty if no value of the heatmap is positive.
 
     Raises
     ------

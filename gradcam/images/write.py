@@ -31,8 +31,8 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     Parameters
     ----------
     path : str or path
-        The file, ending in ``.png``, ``.jpg``, ``.jpeg``, ``.webp``, ``.bmp``, ``.tif`` or ``.tiff``. Its folder must
-        exist.
+        The file, ending in ``.png``, ``.jpg``, ``.jpeg``, ``.webp``, ``.bmp``, ``.tif`` or ``.tiff``. The folder of the
+        file must exist.
     image : array (H,W,3)
         RGB, uint8.
 

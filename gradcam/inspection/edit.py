@@ -94,9 +94,9 @@ def edit_gradients(
 ) -> Edit:
     """Change gradients in the backward pass by a function, whose result is passed on to all earlier layers.
 
-    The edit is active immediately. It ends with `Edit.remove()` or with the `with` block. Several edits of one gradient
-    run in the order of their registration. If `inspection.record` records an edited layer, it records the edited
-    gradient.
+    The edit is active immediately. An edit ends with `Edit.remove()` or with the `with` block. Several edits of one
+    gradient run in the order of their registration. If `inspection.record` records an edited layer, it records the
+    edited gradient.
 
     Parameters
     ----------

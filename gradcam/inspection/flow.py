@@ -59,7 +59,7 @@ class GradientFlow:
     model : str
         The model's class.
     classes : Tensor (N,K) or None
-        int64; None if the target was a function.
+        The explained classes, int64; None if the target was a function.
     scores : Tensor (N,K)
         The scores, float32. The sum of all scores was differentiated.
 
@@ -107,7 +107,7 @@ class LayerGradients:
     parameters : tuple of ParameterGradient
         The layer's own parameters, without those of its submodules.
     verdict : str or None
-        A problem such as "vanishing"; None if there is none.
+        A problem such as "vanishing"; None if there is no problem.
 
     Examples
     --------
@@ -186,8 +186,8 @@ class ParameterGradient:
 class Statistics:
     """Summary statistics of a tensor.
 
-    For an empty tensor, `norm` and `largest` are 0, and `mean`, `std` and `zeros` are NaN. If the tensor contains NaN
-    or infinite values, these values are not excluded from `norm`, `mean`, `std` and `largest`.
+    For an empty tensor, `norm` and `largest` are 0, and `mean`, `std` and `zeros` are NaN. NaN and infinite values of
+    the tensor are included in `norm`, `mean`, `std` and `largest`.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ class Statistics:
     mean : float
         The mean.
     std : float
-        The sample standard deviation, with divisor count - 1; 0 for one value.
+        The sample standard deviation (the divisor is ``count - 1``); 0 if there is only one value.
     zeros : float
         The fraction of values that are exactly zero, in [0,1].
     largest : float

@@ -31,8 +31,8 @@ TITLE, TEXT, LABEL = 18, 14, 12  # Font sizes.
 HEADING, CAPTION = 34, 18  # Heights of the line above the cells and of the text below a cell.
 BAR, BAR_HEIGHT = 80, 12
 CAPTION_COLOUR = (105, 105, 105)
-MAX_PIXELS = 2**28  # The limit for all cells together. At the default size, this allows 21,000 cells.
-LEGEND = "Each cell is a channel. Below it are its number and its mean absolute activation."
+MAX_PIXELS = 2**28  # For all cells together. At the default size, this allows 21,000 cells.
+LEGEND = "Each cell is a channel. Below the cell are the channel's number and mean absolute activation."
 
 
 @accept_old_parameters
@@ -69,8 +69,8 @@ def draw_activations(
         The order of the channels. "strongest" sorts them by mean absolute activation, "index" by channel number.
     scale : str, default "channel"
         The colour scale. "channel" scales each channel to its own maximum, which shows its structure; "layer" scales
-        all channels to the maximum of the layer, so that strong channels stand out. Both maxima are the 99th percentile
-        of the non-zero absolute values.
+        all channels to the maximum of the layer, so that strong channels stand out. In both cases, the maximum is the
+        99th percentile of the non-zero absolute values.
     size : int, default 112
         The longer side of a cell, in pixels. Smaller maps are enlarged without interpolation.
     colormap : str, default "inferno"

@@ -91,7 +91,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls of a forward pass, in order of their start. The first call is the model's own and has the totals.
+    """The calls of a forward pass, in order of their start. The first call is the call of the model, with the totals.
 
     Attributes
     ----------
@@ -154,7 +154,8 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     model : nn.Module
         Any model.
     images : Tensor, tuple or mapping
-        The model's input, images or not. A tuple is passed as positional arguments, a mapping as keyword arguments.
+        The model's input. The input may contain any tensors, not only images. A tuple is passed as positional
+        arguments, a mapping as keyword arguments.
     rounds : int, default 3
         The number of timed passes. Times are medians over these passes. If 0, no times are measured. Before the timed
         passes, one pass counts operations.

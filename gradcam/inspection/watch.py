@@ -93,7 +93,7 @@ class Discovery:
         fact = f"the gradient at the {place} of {layer} is {self.kind}{values}"
         start = f"Step {self.step}: {fact}, the first such gradient in the backward pass."
         if self.cause is not None:
-            cause = f"the first non-finite output is that of {_layer_text(self.cause)}"
+            cause = f"the first non-finite output is the output of {_layer_text(self.cause)}"
             return f"{start} The problem began in the forward pass: {cause}."
         location = f"between {layer} and the loss" if self.tensor == OUTPUT else f"inside {layer}"
         return f"{start} The forward pass was finite: check the operations {location}."
@@ -127,12 +127,12 @@ class Watch:
 def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfinite: str = "warn") -> Iterator[Watch]:
     """Watch a training loop, and warn of the first layer with a NaN or infinite gradient.
 
-    The first layer is the first in the backward pass, so this layer is nearest to the loss. After a report, there is no
-    further report until a step has only finite gradients. Training does not change: results are identical to the bit.
-    Only the thread that entered the context is watched. On a GPU, each backward pass is synchronised once, at its end.
-    With float16 and a `GradScaler`, an occasional infinite gradient is normal, because `GradScaler` uses infinite gradients
-    to find its scale. Gradients of outputs that autograd does not record, and of parameters that are unfrozen later,
-    are not watched.
+    The first layer is the first in the backward pass, so this layer is nearest to the loss. After a report, the next
+    report can only follow once a step has had only finite gradients. Training does not change: results are identical to
+    the bit. Only the thread that entered the context is watched. On a GPU, each backward pass is synchronised once, at
+    its end. With float16 and a `GradScaler`, an occasional infinite gradient is normal, because `GradScaler` uses
+    infinite gradients to find its scale. Gradients of outputs that autograd does not record, and of parameters that are
+    unfrozen later, are not watched.
 
     Parameters
     ----------
@@ -143,8 +143,8 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
         their submodules. None means all layers. Parameters are watched if they require gradients when the context
         begins.
     on_nonfinite : str, default "warn"
-        "warn" issues a `GradientWarning`, and "raise" raises `GradientError`: in both cases at the end of the backward
-        pass, before an optimiser uses the gradients.
+        "warn" issues a `GradientWarning`, and "raise" raises `GradientError`. The warning and the error come at the end
+        of the backward pass, before an optimiser uses the gradients.
 
     Yields
     ------

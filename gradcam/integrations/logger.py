@@ -31,31 +31,31 @@ class HeatmapLogger:
     """Log the heatmaps of a fixed set of images while a model is trained.
 
     Training is not affected: weights, losses and random states are the same, bit for bit, as without the logger. If the
-    heatmaps cannot be computed or written during the training, one warning says why, and the logger turns itself off.
-    Before the training starts, errors are raised.
+    heatmaps cannot be computed or written during the training, one warning gives the reason, and the logger turns
+    itself off. Errors before the training starts are raised.
 
     Parameters
     ----------
     images : Tensor (N,C,H,W), tuple or dict
-        The images, as the model takes them: see `gradcam.explain`.
+        The model's input, in any form that `gradcam.explain` accepts.
     layer : str or nn.Module, default None
         The target layer. None chooses a layer for the first heatmaps, and uses this layer until the end.
     target : Any, default None
-        What to explain, as in `gradcam.explain`. None explains each image's top class at each step. The images'
-        labels, N ints, show how the evidence for the true class changes.
+        What to explain, as in `gradcam.explain`. None explains each image's top class at that time. To see how the
+        evidence for the true class changes, pass the labels of the images, N ints.
     method : str or Method, default None
         The method, as in `gradcam.explain`.
     every_n_steps : int, default None
         Log after every N optimizer steps.
     every_n_epochs : int, default None
-        Log after every N epochs. If neither N is given, log after every epoch.
+        Log after every N epochs. If both intervals are None, log after every epoch.
     sink : Any, default None
-        Where the overlays are written to: a folder, "tensorboard", "wandb", "mlflow", a `SummaryWriter`, a W&B run, a
-        logger of Lightning, a function of overlays, captions and step, or a list of these. None uses the loggers of the
-        trainer, or the folder "heatmaps" if the trainer has no loggers.
+        The destination of the overlays: a folder, "tensorboard", "wandb", "mlflow", a `SummaryWriter`, a W&B run, a
+        logger of Lightning, a function of overlays, captions and step, or a list of these. None means the loggers of
+        the trainer, or the folder "heatmaps" if the trainer has no loggers.
     originals : sequence of images, default None
-        The images to draw on, in any form that `gradcam.read_image` takes. Each has to show the same area as the model's
-        input. None means to draw on the model's input.
+        The images to draw on, in any form that `gradcam.read_image` takes. Each original must show the same area as the
+        model's input. None draws on the model's input.
     mean, std : float or sequence of float, default None
         The normalisation of the input, which is undone before drawing. If both are None, values outside [0,1] are
         stretched to [0,1] for each image.
@@ -135,7 +135,7 @@ class HeatmapLogger:
         model : nn.Module
             The model to be trained.
         step : int, default 0
-            The number of training steps already done. If `step` is not 0, nothing is logged.
+            The number of training steps that are already done. If this number is not 0, nothing is logged.
         sinks : sequence, default ()
             The sinks to use if `sink` is None. If `sinks` is empty too, the overlays are written to `folder`.
         folder : str or path, default "heatmaps"
@@ -183,7 +183,7 @@ class HeatmapLogger:
         model : nn.Module
             The model in training.
         step : int
-            The number of steps done. The number may rise by more than 1 between two calls.
+            The number of steps done. Between two calls, the number may rise by more than 1.
         """
         if self.every_n_steps and step // self.every_n_steps > self._last_step // self.every_n_steps:
             self.draw(model, step)

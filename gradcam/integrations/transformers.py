@@ -18,26 +18,26 @@ class HeatmapCallback(HeatmapLogger, TrainerCallback):
     Parameters
     ----------
     images : Tensor (N,C,H,W), tuple or dict
-        The images, as the model takes them: see `gradcam.explain`.
+        The model's input, in any form that `gradcam.explain` accepts.
     layer : str or nn.Module, default None
         The target layer. None chooses a layer for the first heatmaps, and uses this layer until the end.
     target : Any, default None
-        What to explain, as in `gradcam.explain`. None explains each image's top class at each step. The images'
-        labels, N ints, show how the evidence for the true class changes.
+        What to explain, as in `gradcam.explain`. None explains each image's top class at that time. To see how the
+        evidence for the true class changes, pass the labels of the images, N ints.
     method : str or Method, default None
         The method, as in `gradcam.explain`.
     every_n_steps : int, default None
         Log after every N optimizer steps.
     every_n_epochs : int, default None
-        Log after every N epochs. If neither N is given, log after every epoch.
+        Log after every N epochs. If both intervals are None, log after every epoch.
     sink : Any, default None
-        Where the overlays are written to: a folder, "tensorboard", "wandb", "mlflow", a `SummaryWriter`, a W&B run, a
-        `TensorBoardCallback`, a function of overlays, captions and step, or a list of these. None means
-        TensorBoard, W&B and MLflow if they are in `report_to`. Otherwise, overlays are written to the folder "heatmaps"
-        in `output_dir`.
+        The destination of the overlays: a folder, "tensorboard", "wandb", "mlflow", a `SummaryWriter`, a W&B run, a
+        `TensorBoardCallback`, a function of overlays, captions and step, or a list of these. None means TensorBoard,
+        W&B and MLflow if they are in `report_to`. If none of these is in `report_to`, overlays are written to the
+        folder "heatmaps" in `output_dir`.
     originals : sequence of images, default None
-        The images to draw on, in any form that `gradcam.read_image` takes. Each has to show the same area as the model's
-        input. None means to draw on the model's input.
+        The images to draw on, in any form that `gradcam.read_image` takes. Each original must show the same area as the
+        model's input. None draws on the model's input.
     mean, std : float or sequence of float, default None
         The normalisation of the input, which is undone before drawing. If both are None, values outside [0,1] are
         stretched to [0,1] for each image.

@@ -157,7 +157,7 @@ def reject_frames_first(batch: Batch, modules: Sequence[nn.Module]) -> None:
     if convolutions and convolutions[0].in_channels == batch.size[0] != channels and not takes_channels:
         if {"input_ids", "pixel_attention_mask"} & batch.kwargs.keys():
             raise ImageError(
-                f"pixel_values are {tuple(batch.pictures.shape)}: several images or tiles per sample. "
+                f"pixel_values are {tuple(batch.pictures.shape)}, with several images or tiles per sample. "
                 "Turn off splitting in the processor (do_image_splitting=False), pass pixel_values[:, 0], and wrap the "
                 "model in a module whose forward passes pixel_values[:, None] to the model."
             )

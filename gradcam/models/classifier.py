@@ -42,7 +42,7 @@ Layers = Sequence[str | nn.Module] | None
 @keep_old_names
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """A model with its preprocessing, class names and default target layer; `load_classifier` returns one.
+    """A loaded model, with its preprocessing, class names and default target layer (see `load_classifier`).
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class Classifier:
 
     @property
     def device(self) -> torch.device:
-        """Return the model's device; for a model that is spread over several devices, the device of its input."""
+        """Return the model's device, or the device of its input if the model is spread over several devices."""
         return find_input_device(self.model)
 
     def region(self, height: int, width: int) -> Region:
@@ -145,18 +145,18 @@ class Classifier:
         return self.preprocess.region(height, width)
 
     def prepare(self, image: ImageInput) -> Prepared:
-        """Read and preprocess an image once, to use it in several calls of `explain` and `compare`. Thread-safe.
+        """Read and preprocess an image for several calls of `explain` and `compare`. This method is thread-safe.
 
         Parameters
         ----------
         image : image
-            In any form that `explain` takes.
+            The image, in any form that `explain` accepts.
 
         Returns
         -------
         Prepared
-            Its `image` is the tensor (C,H,W) that the model takes. Its `reading` contains the values in the file, and
-            the image to draw on.
+            Its `image` is the tensor (C,H,W) that the model takes. The attribute `reading` contains the values in the
+            file, and the image to draw on.
 
         Raises
         ------
@@ -174,7 +174,7 @@ class Classifier:
         Parameters
         ----------
         images : sequence of images
-            One or more, each in any form that `explain` takes.
+            One or more images, each in any form that `explain` accepts.
 
         Returns
         -------
@@ -258,7 +258,7 @@ class Classifier:
             Any form that `gradcam.read_image` takes (a path, bytes, an open file, a PIL image, an array, a tensor), or
             the result of `prepare`. A sequence may mix sizes and forms; a tensor (N,C,H,W) is a sequence. An array
             (H,W) or (H,W,C) may also contain integers or floats of any range, if the preprocessing supports them. The
-            image to draw on is then an 8-bit version of the array. Its contrast is stretched if some
+            image to draw on is then an 8-bit version of the array. The contrast of this version is stretched if some
             values are negative, or if the values cover less than half of the dtype's range.
         layer : str or nn.Module, default None
             The target layer: a dotted name, or a module. None uses `layer_for(method)`.
@@ -281,8 +281,8 @@ class Classifier:
         Raises
         ------
         ImageError
-            If an image cannot be read, or if the images differ in size after preprocessing. In this case, explain the
-            images one by one.
+            If an image cannot be read, or if the images differ in size after preprocessing. Explain images of different
+            sizes one by one.
         GradcamError
             As in `gradcam.explain`. Also if `fit` is unknown, or the model does not support it.
 
@@ -460,7 +460,7 @@ class Classifier:
         images : image or sequence of images
             As in `explain`.
         method : str or AttributionMethod, default "guided-gradcam"
-            A key of `gradcam.attributions.ATTRIBUTIONS`, or one of its values.
+            A key or a value of `gradcam.attributions.ATTRIBUTIONS`.
         layer : str or nn.Module, default None
             The target layer, only for guided-gradcam. None uses the classifier's `layer`.
         target : Any, default None
@@ -544,7 +544,7 @@ class Classifier:
         Raises
         ------
         IndexError
-            If the model has labels, but none for this index.
+            If the model has labels, but no label for this index.
         """
         return None if self.labels is None else self.labels[index]
 

@@ -63,10 +63,10 @@ def figure(
 ) -> Figure:
     """Draw explanations for a paper: the images, a heatmap for each class or method, titles and one colour bar.
 
-    One method gives a row per image, with a column per class. Many classes continue on further rows. Several methods
-    give a row per image and class, with a column per method and layer. All panels have the same height. If the images
-    have a pixel spacing in mm (DICOM files), a scale bar is drawn. The figure is drawn without pyplot. It needs
-    matplotlib (extra `plots`).
+    With one method, the figure has a row per image and a column per class. Many classes continue on further rows. With
+    several methods, the figure has a row per image and class, and a column per method and layer. All panels have the
+    same height. If the images have a pixel spacing in mm (DICOM files), a scale bar is drawn. The figure is drawn
+    without pyplot. Figures need matplotlib (extra `plots`).
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def figure(
         The result of `explain`, `attribute` or `compare` of a model that takes images, or a list of such results. In a
         list, an item may also be a list of explanations of the same images by several methods.
     path : str or path, default None
-        The file to write: ``.pdf``, ``.svg`` or ``.png``. PDF and SVG files hold each panel with all its pixels, and
+        The file to write: ``.pdf``, ``.svg`` or ``.png``. PDF and SVG files contain each panel at full resolution, and
         text as text. The same figure always gives the same bytes. None writes nothing.
     i : int, default None
         The image, counted from 0. None draws all images.
@@ -118,7 +118,7 @@ def figure(
 
     suffix = None if path is None else to_path(path).suffix.lower()
     if suffix not in (None, *METADATA):
-        raise ImageError(f"{path}: a figure is written as {', '.join(METADATA)}")
+        raise ImageError(f"{path}: a figure can only be written as {', '.join(METADATA)}")
     check_number(width, "The figure's width", "inches, such as 7.", least=1, most=100)
     groups = _to_groups(explanations)
     rows = _list_rows(groups, i, k, names, look)

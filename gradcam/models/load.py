@@ -185,7 +185,7 @@ def load_model(
     Parameters
     ----------
     name : str or nn.Module, default "efficientnet_lite0"
-        As in `load_classifier`. It may also be a torchvision detector or segmenter, "hf:NAME" for any task,
+        As in `load_classifier`. The name may also be a torchvision detector or segmenter, "hf:NAME" for any task,
         "open_clip:NAME", "smp:FOLDER" or "yolo:FILE.pt".
     task : str, default "auto"
         "classification", "regression", "detection", "segmentation", "matching" (comparing images with sentences or with
@@ -195,7 +195,7 @@ def load_model(
     threshold : float, default None
         The minimum score of the boxes that a detector returns. None uses the model's threshold.
     weights : str or path, default None
-        This and all parameters below are as in `load_classifier`.
+        This parameter and all parameters below are as in `load_classifier`.
     labels : sequence of str, or path, default None
         The class names.
     mean : float or sequence of float, default None

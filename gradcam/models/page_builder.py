@@ -56,9 +56,9 @@ def page(
     """Make an interactive page of an image: heatmaps of every class, in one HTML file that needs no server.
 
     The heatmaps are signed if the method supports signed evidence. With Grad-CAM and HiResCAM, the page covers all
-    classes. Their heatmaps are computed together, from the derivatives of the network after the layer. This computation
-    takes one additional pass, and a partial pass per cell or channel of the layer. With other methods, or if the
-    derivatives cannot be computed, the page covers the `top` most probable classes.
+    classes. The heatmaps of all classes are computed together, from the derivatives of the network after the layer.
+    This computation takes one additional pass, and a partial pass per cell or channel of the layer. With other methods,
+    or if the derivatives cannot be computed, the page covers the `top` most probable classes.
 
     Parameters
     ----------
@@ -68,8 +68,8 @@ def page(
         None uses the included model. For other models, such as the detectors of `gradcam.load_model`, the page
         shows the model's results instead of classes: for example, all boxes, or the masks of all predicted classes.
     layers : sequence of str, default None
-        Dotted names of target layers. None uses the default layer, and up to three earlier layers with higher
-        resolutions: for each resolution, the last layer.
+        Dotted names of target layers. None uses the default layer, and up to three earlier layers: the last layer of
+        each higher resolution.
     methods : sequence of str or Method, default ()
         As in `gradcam.compare`. The default is "gradcam" for classifiers, and the task's default method otherwise.
     target : Any, default None

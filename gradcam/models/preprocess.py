@@ -288,7 +288,7 @@ def check_same_sizes(sizes: Sequence[tuple[int, ...]], stage: str) -> None:
     different = [f"{height} x {width}" for height, width in sorted(set(sizes))]
     if len(different) > 1:
         problem = f"{' and '.join(different[:2])} {stage}"
-        raise ImageError(f"The images are {problem}, which do not fit into one batch: explain them one by one.")
+        raise ImageError(f"The images are {problem}. A batch needs images of one size: explain the images one by one.")
 
 
 Reader = Callable[[Path], Reading]
@@ -321,7 +321,7 @@ def read_image_file(path: Path, data: FileContent | None = None) -> Reading:
         notes.append(f"{is_finite.size - np.count_nonzero(is_finite)} value(s) are NaN or infinite")
         values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
     if low < 0 or high > 1:
-        notes.append(f"values from {low.item():.6g} to {high.item():.6g} go to the model unscaled")
+        notes.append(f"values from {low.item():.6g} to {high.item():.6g} are passed to the model unscaled")
     return Reading(values, picture, "; ".join(notes) or None)
 
 
@@ -402,7 +402,7 @@ def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
             return _complete(*result)
         if isinstance(result, np.ndarray):
             return _complete(result)
-        raise ImageError(f"It is {shorten(result)}, expected an array, (array, image), or a Reading.")
+        raise ImageError(f"The result is {shorten(result)}, expected an array, (array, image), or a Reading.")
     except ImageError as error:
         raise ImageError(f"{path}: the result of the reader {name} cannot be used. {error}") from None
 

@@ -377,7 +377,8 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
     ) -> None:
         """Write the overlay to an image file, or the values to ``.npz`` or ``.npy``.
 
-        The values have the format of `Explanation.save`. The file is never incomplete. Its folder must exist.
+        The values have the format of `Explanation.save`. The file is never incomplete. The folder of the file must
+        exist.
 
         Parameters
         ----------
@@ -572,7 +573,8 @@ class ImageAttribution(ImageResult, Attribution):
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
         """Write the image that `draw` returns to a file, or the values to ``.npz`` or ``.npy``.
 
-        The values have the format of `Attribution.save`. The file is never incomplete. Its folder must exist.
+        The values have the format of `Attribution.save`. The file is never incomplete. The folder of the file must
+        exist.
 
         Parameters
         ----------

@@ -113,7 +113,7 @@ class InputCollector:
                 Store(url).check()
             self._buckets.add(bucket)
             if not url[len(bucket) :].strip("/") and not bucket.startswith("memory"):
-                raise StoreError(f"{url}: names a bucket, expected an object in it")
+                raise StoreError(f"{url}: is only a bucket, expected an object in it")
         except StoreError as error:
             if not entry.line:
                 raise

@@ -27,7 +27,7 @@ def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
     if is_glob(bucket):
         raise InputError(f"{url}: a glob cannot match buckets: write the name of one bucket")
     if bucket.endswith("://") and bucket.partition(":")[0] in EXTRAS_BY_PROTOCOL:
-        raise InputError(f"{url}: names no bucket, expected a URL like {bucket}BUCKET/FOLDER/")
+        raise InputError(f"{url}: contains no bucket name, expected a URL like {bucket}BUCKET/FOLDER/")
     with translate_input_store_errors(url):
         store = Store(url)
         if not is_glob(url) or store.is_file():  # An object whose name contains brackets is not a glob.

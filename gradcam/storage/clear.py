@@ -60,7 +60,9 @@ def check_other_shards(reader: OutputReader, names: Collection[str], shard: Shar
     shards = find_shards(names)
     other_shards = [other_shard for other_shard in shards if other_shard.of != shard.of]
     if other_shards and not (mode == "overwrite" and not shard.of):
-        problem = f"contains {other_shards[0]}, with {_count_records(reader, names, other_shards)}, but this is {shard}"
+        problem = (
+            f"contains {other_shards[0]}, with {_count_records(reader, names, other_shards)}, but this run is {shard}"
+        )
         raise OutputError(f"{reader.show()}: {problem}; choose another --output")
     if shard in shards and mode == "new":
         problem = f"contains an earlier run, with {_count_records(reader, names, [shard])}"

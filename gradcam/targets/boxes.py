@@ -41,7 +41,7 @@ class Box(Target):
         "left", "top", "right" or "bottom": explain this edge's position in pixels instead of the score. Positive
         evidence moves the edge to the right or down.
     class_ : int or str, default None
-        Consider only boxes of this class, given by its index or, if the model has class names, by name.
+        Consider only boxes of this class. The class is an index or, if the model has class names, a name.
     threshold : float, default None
         Consider only boxes with at least this score. None means the model's own threshold.
 
@@ -102,8 +102,8 @@ class MissedBox(Target):
     box : (float, float, float, float), or a sequence of such tuples
         Left, top, right and bottom, in pixels of the image.
     class_ : int or str, default None
-        The expected class, given by its index or, if the model has class names, by name. None means the most
-        probable class of each candidate.
+        The expected class: an index or, if the model has class names, a name. None means the most probable class of
+        each candidate.
 
     Raises
     ------

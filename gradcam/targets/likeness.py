@@ -186,7 +186,7 @@ class CosineScoreExtractor(ScoreExtractor):
         if len(vectors) != images or vectors.shape[1] != self.directions.shape[1]:
             raise TargetError(
                 f"The model returned {tuple(vectors.shape)} for {images} image(s), expected "
-                f"({images}, {self.directions.shape[1]}), the length of the embedding to compare with."
+                f"({images}, {self.directions.shape[1]}), because the embedding of the target has this length."
             )
         normalised = F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
         directions = self.directions.to(normalised)

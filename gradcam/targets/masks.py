@@ -62,15 +62,15 @@ class Mask(Target):
     Parameters
     ----------
     class_ : int, str, or sequence of these, default None
-        The class, by its index or, if the model has class names, by name. Each class gives one map. If `mask` is a
-        point, None means the class predicted at this point. Otherwise, None means the most frequent predicted class in
-        the mask or the image, other than the background.
+        The class: an index or, if the model has class names, a name. Each class gives one map. If `mask` is a point,
+        None means the class predicted at this point. Otherwise, None means the most frequent predicted class in the
+        mask or the image, other than the background.
     mask : sequence, array, Tensor or path, default None
         The pixels. None selects all pixels predicted as the class. A point (x, y), in pixels of the image, selects the
         pixels of the class that are connected to the point by edges or corners. A box is (left, top, right, bottom). An
-        array of bools or integers is one mask (H,W), or one mask per image (N,H,W), in the size of the model's input.
-        Non-zero pixels are inside the mask. A path names an image file with labels, grey values or colours. All pixels
-        that are not black are inside the mask.
+        array of bools or integers is one mask (H,W), or one mask per image (N,H,W). Masks have the size of the model's
+        input. Non-zero pixels are inside the mask. A path names an image file with labels, grey values or colours. All
+        pixels that are not black are inside the mask.
     reduction : str, default "mean"
         "mean" or "sum" of the logits over the mask.
 

@@ -32,8 +32,8 @@ class Text(Target):
     against : str, sequence of str, Tensor (D,) or (A,D), default ()
         The sentences whose mean similarity is subtracted, or their embeddings.
     tokenizer : callable, default None
-        A function that takes a list of sentences and returns the input of the model's text encoder. It replaces the
-        model's own tokenizer.
+        A function that takes a list of sentences and returns the input of the model's text encoder. The function
+        replaces the model's own tokenizer.
 
     Raises
     ------

@@ -74,7 +74,7 @@ class Guard:
         if not self._is_known(host):
             return 403, "Unknown host name: open the address that gradcam ui printed, or give --allow-host NAME."
         if headers.get("origin", "null") != f"http://{headers['host']}" and "origin" in headers:
-            return 403, "Request from another page refused: use the page of gradcam ui."
+            return 403, "A request from another page was refused: use the page of gradcam ui."
         if scope["path"] == ALIVE_PATH:
             return None
         query = _parse_query(scope)

@@ -118,7 +118,7 @@ def list_images(places: Iterable[Path]) -> list[tuple[str, Path]]:
         elif os.path.lexists(place):
             images.append((place.name, place))
         else:
-            raise GradcamError(f"{place}: no such image or folder.")
+            raise GradcamError(f"{place}: there is no such image or folder.")
     return [(escape_controls(name), path) for name, path in images]
 
 

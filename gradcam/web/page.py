@@ -381,7 +381,7 @@ class Page:
         Parameters
         ----------
         path : str or path
-            The file, ending in ``.html`` or ``.htm``. Its folder must exist.
+            The file, ending in ``.html`` or ``.htm``. The folder of the file must exist.
         url : str, default None
             The address at which you will publish the page, or the address of the folder, ending in "/". If `url` is
             given, the overlay of the first heatmap is written as a PNG file with the same name in the same folder.

@@ -186,7 +186,7 @@ class TestIntegratedGradients:
             (torch.zeros(2, 12, 16), r"is \(2, 12, 16\), which does not broadcast .* \(3, 3, 12, 16\).*\(C,1,1\)"),
             (torch.zeros(1, 3, 3, 12, 16), "does not broadcast"),
             (0.0, "baseline is float, expected a tensor"),
-            (torch.tensor(float("nan")), "baseline is NaN or infinite"),
+            (torch.tensor(float("nan")), "baseline contains NaN or infinite"),
         ],
     )
     def test_baselines_of_wrong_shapes(self, baseline: Any, message: str) -> None:
@@ -406,7 +406,7 @@ class TestEveryMethod:
         ):
             with pytest.raises(ImageError, match=message):
                 run(name, tiny_model(), images)
-        with pytest.raises(ModelError, match="NaN in places"):
+        with pytest.raises(ModelError, match="NaN at some positions"):
             run(name, tiny_model().eval(), TINY * float("nan"), target=0)
         with pytest.raises(ModelError, match=r"expected a torch.nn.Module"):
             run(name, len, TINY)  # type: ignore[arg-type]
@@ -417,7 +417,7 @@ class TestEveryMethod:
                 return (super().forward(x) * 0).sqrt().mean((2, 3))  # an infinite slope, times zero, is NaN
 
         model = Root(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True))
-        with pytest.raises(ModelError, match="are NaN in places"):
+        with pytest.raises(ModelError, match="are NaN at some positions"):
             run(name, model, TINY, target=1)
 
     @pytest.mark.parametrize(

@@ -305,12 +305,14 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     not_ray = "^127.0.0.1:.*: the server at this address is not Ray"
     with serve(Plain) as address, pytest.raises(ClusterError, match=not_ray):
         check_address(address)
-    with pytest.raises(ClusterError, match=f"^{address}: no answer \\(connection refused\\). Start the head"):
+    with pytest.raises(
+        ClusterError, match=f"^{address}: the Ray head does not answer \\(connection refused\\). Start the head"
+    ):
         check_address(address)
     monkeypatch.setattr(session, "CONNECT_TIMEOUT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(ClusterError, match=f"^{address}: no answer \\(timed out\\)"):
+        with pytest.raises(ClusterError, match=f"^{address}: the Ray head does not answer \\(timed out\\)"):
             check_address(address)
     for wrong in ("nonsense", "http://a:1", "a b:1", ":1", "a:"):
         with pytest.raises(ClusterError, match="expected HOST:PORT, such as"):
@@ -400,7 +402,9 @@ def test_wrong_usage(gradcam_command: Command, photos: Path, folder: Path, monke
     assert "use one of auto, cpu, cuda" in batch("--engine", "ray", "--device", "cuda:1")
     with socket.create_server(("127.0.0.1", 0)) as server:
         dead = f"127.0.0.1:{server.getsockname()[1]}"
-    message = f"Error: {dead}: no answer (connection refused). Start the head with `ray start --head`.\n"
+    message = (
+        f"Error: {dead}: the Ray head does not answer (connection refused). Start the head with `ray start --head`.\n"
+    )
     assert batch("--engine", "ray", "--ray-address", dead) == message
     monkeypatch.setenv("RAY_ADDRESS", dead)
     assert batch("--engine", "ray") == message

@@ -336,7 +336,7 @@ class TestBrokenPictures:
         with torch.no_grad():
             classifier.model.inner[8].bias.fill_(float("nan"))  # type: ignore[union-attr, operator, index]
         (error,) = run(classifier, noises(1), INNER)
-        assert str(error).startswith("folder/000.png: The scores are NaN in places: check")
+        assert str(error).startswith("folder/000.png: The scores are NaN at some positions: check")
 
     def test_a_traceback_on_request(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setenv("GRADCAM_TRACEBACK", "1")

@@ -195,7 +195,7 @@ def test_the_reasons_and_strides() -> None:
         "frozen": None,
         "dead_end": "the score does not depend on it",
         "detached": "the score does not depend on it",
-        "parts": "not called itself, only its submodules",
+        "parts": "only its submodules are called",
         "parts.0": None,
         "parts.1": None,
         "training_only": "not called in evaluation mode",

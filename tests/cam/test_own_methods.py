@@ -155,7 +155,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str, package
         ),
         (lambda activations, gradients: gradients.sum(2).double(), r"odd returned a tensor float64 .*expected float32"),
         (lambda activations, gradients: gradients.sum(2).to("meta"), r"odd returned .* on meta, expected .* on cpu"),
-        (lambda activations, gradients: gradients.sum(2) / 0, "odd returned maps that are NaN or infinite"),
+        (lambda activations, gradients: gradients.sum(2) / 0, "odd returned maps with NaN or infinite"),
         (lambda activations, gradients: gradients.sum(2).to_sparse(), "odd returned .* on cpu, sparse_coo, expected"),
         (lambda activations, gradients: None, "odd returned None, expected a tensor float32"),
         (lambda activations: activations, r"odd returned a tensor float32 \(2, 6, .*expected float32 \(2, 8"),

@@ -257,7 +257,7 @@ def plain_attention_vit() -> nn.Module:
 def test_attention_matrices_are_not_maps_after_any_module() -> None:
     model, images, name = plain_attention_vit(), torch.randn(2, 3, 96, 96), "blocks.1.attn.attn_drop"
     with pytest.raises(
-        LayerError, match=r"\(2, 3, 37, 37\) with rows that sum to 1. These are attention weights"
+        LayerError, match=r"\(2, 3, 37, 37\) with rows that sum to 1. Such rows are attention weights"
     ) as caught:
         gradcam.explain(model, images, name, target=1)
     assert len(str(caught.value)) < 250

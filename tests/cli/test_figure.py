@@ -111,7 +111,7 @@ def test_a_scan_has_a_scale_bar(run: Command, folder: Path) -> None:
     ("options", "message"),
     [
         (["--figure", "a.jpg"], "'a.jpg' does not end in .pdf or .svg or .png"),
-        (["--figure", "no/a.pdf"], "there is no folder no. Create it first"),
+        (["--figure", "no/a.pdf"], "there is no folder no. Create this folder first"),
         (["--figure", "koala.png"], "koala.png is an input file, which is never overwritten"),
         (["--figure", "a.pdf", "--top-k", "60"], "--figure would draw 61 panels, but the limit is 40"),
     ],

@@ -237,7 +237,7 @@ def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, fol
     ("arguments", "message"),
     [
         (["photos", "--methods", "gradcan"], "'gradcam'"),
-        (["photos", "--methods", "gradcam,rise"], "rise uses no target layer: remove it"),
+        (["photos", "--methods", "gradcam,rise"], "rise uses no target layer: remove this method"),
         (["photos", "--scores", "logits"], "There is no score 'logits'. Choose from logit, probability, contrast"),
         (["photos", "-l", "activ"], "There is no layer 'activ'"),
         (["photos", "--limit", "3"], "--limit"),

@@ -156,8 +156,8 @@ def no_model(monkeypatch: Patch) -> None:
     ("url", "message"),
     [
         ("s3://nothing-here/out", r"s3://nothing-here/out/: the bucket, or .*, does not exist \(The specified bucket .*\)"),
-        ("s3://", r"s3://: names no bucket, expected a URL like"),
-        ("s3:///", r"s3://: names no bucket"),
+        ("s3://", r"s3://: contains no bucket name, expected a URL like"),
+        ("s3:///", r"s3://: contains no bucket name"),
         ("s3:/bucket/out", r"Invalid value for '-o' / '--output': 's3:/bucket/out' is not a URL: write s3://"),
         ("s3x://b/out", r"s3x://b/out: is not a supported URL"),
         ("s3://Not A Bucket/out", r"s3://Not A Bucket/out: the store cannot be used"),

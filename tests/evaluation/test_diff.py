@@ -437,8 +437,8 @@ def test_method_and_score_of_the_snapshot_are_taken(classifier: gradcam.Classifi
         ("about", lambda about: edit(about, layer=None), "its description of the model is incomplete"),
         ("about", lambda about: edit(about, classes=7), "its labels do not match its 7 classes"),
         ("about", lambda about: edit(about, versions=3), "its description of the model is incomplete"),
-        ("about", lambda about: np.array("[1]"), "is not a snapshot. Take one with gradcam diff MODEL"),
-        ("about", None, "is not a snapshot. Take one with gradcam diff MODEL"),
+        ("about", lambda about: np.array("[1]"), "is not a snapshot. Take a snapshot with gradcam diff MODEL"),
+        ("about", None, "is not a snapshot. Take a snapshot with gradcam diff MODEL"),
     ],
 )
 def test_a_snapshot_that_somebody_changed_is_refused(

@@ -195,7 +195,7 @@ def test_of_several_windows_the_first_is_taken(write: Write) -> None:
 def test_without_a_window_their_own_range_is_taken(write: Write, fields: dict[str, Any]) -> None:
     values, note, _ = read_dicom(write(VALUES, RescaleSlope=1, RescaleIntercept=10, **fields))
     np.testing.assert_allclose(values, (VALUES + 200) / 440, rtol=0, atol=1e-7)
-    assert note == "no usable window in the file: using the full range of values, -190 to 250"
+    assert note == "the file has no usable window: using the full range of values, -190 to 250"
 
 
 @pytest.mark.parametrize(("kind", "level"), [("MONOCHROME2", 0), ("MONOCHROME1", 1)])
@@ -251,7 +251,7 @@ def test_of_several_frames_the_first_is_read_and_said(write: Write) -> None:
     np.testing.assert_allclose(values[1], [199 / 399, 200 / 399, 1], rtol=0, atol=1e-7)
     assert note == "the first of 3 frames"
     _, note, _ = read_dicom(write(frames, NumberOfFrames=3))
-    assert note == "the first of 3 frames; no usable window in the file: using the full range of values, -200 to 240"
+    assert note == "the first of 3 frames; the file has no usable window: using the full range of values, -200 to 240"
 
 
 @pytest.mark.parametrize("place", ["PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence"])

@@ -71,13 +71,13 @@ def refuse(monkeypatch: pytest.MonkeyPatch, error: Exception | None, installed: 
         (
             NO_MODULE,
             ["opencv-contrib-python"],
-            f"({NO_MODULE}). Its files are damaged or missing, install it again: "
+            f"({NO_MODULE}). The files of OpenCV are damaged or missing, install OpenCV again: "
             "pip uninstall --yes opencv-contrib-python && pip install opencv-contrib-python",
         ),
         (
             None,
             ["opencv-python-headless"],
-            "(the folder of cv2 has no binary). Its files are damaged or missing, install it again: "
+            "(the folder of cv2 has no binary). The files of OpenCV are damaged or missing, install OpenCV again: "
             "pip uninstall --yes opencv-python-headless && pip install opencv-python-headless",
         ),
         (

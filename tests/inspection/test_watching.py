@@ -78,13 +78,16 @@ def test_infinity_and_nan_are_told_apart(model: FaultyModel) -> None:
 
 
 def test_what_began_in_the_forward_pass_is_said_to_have_begun_there(model: FaultyModel) -> None:
-    with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="the first non-finite output is that of"):
+    with (
+        watch_gradients(model) as watch,
+        pytest.warns(GradientWarning, match="the first non-finite output is the output of"),
+    ):
         step(model, "forward")
     (discovery,) = watch.discoveries
     assert (discovery.layer, discovery.tensor, discovery.cause) == ("last", "weight", "last")
     with torch.no_grad():
         model.first.bias[2] = float("nan")
-    with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="that of layer 'first'"):
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="the output of layer 'first'"):
         step(model, "none")
     (discovery,) = watch.discoveries
     assert (discovery.layer, discovery.cause) == ("last", "first")

@@ -305,7 +305,7 @@ def test_a_reader_can_give_the_spacing(classifier: gradcam.Classifier, images: l
 
 def test_wrong_arguments(explanation: ImageExplanation, compared: dict[Any, ImageExplanation], tmp_path: Path) -> None:
     cases: list[tuple[Callable[[], object], str]] = [
-        (lambda: explanation.figure(tmp_path / "a.gif"), r"a.gif: a figure is written as .pdf, .svg, .png"),
+        (lambda: explanation.figure(tmp_path / "a.gif"), r"a.gif: a figure can only be written as .pdf, .svg, .png"),
         (lambda: explanation.figure(tmp_path / "no" / "a.pdf"), r"a.pdf: cannot be written \(No such file"),
         (lambda: explanation.figure(i=3), r"There is no map \[3, :\]: there are 3 image"),
         (lambda: explanation.figure(k=2), r"There is no map \[0, 2\]"),

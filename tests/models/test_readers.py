@@ -88,7 +88,7 @@ def test_extreme_and_constant_deep_pictures_are_explained(
     torch.testing.assert_close(explanation.output, explanation_of_array.output, rtol=0, atol=1e-4)
 
 
-UNSCALED = "values from {} go to the model unscaled"
+UNSCALED = "values from {} are passed to the model unscaled"
 INFINITE = [np.nan, 0.25, -np.inf, np.inf, 0.75]
 
 
@@ -191,8 +191,8 @@ def test_a_function_returns_an_array_or_also_an_image(
 @pytest.mark.parametrize(
     ("returned", "reason"),
     [
-        (None, "It is None, expected an array, (array, image), or a Reading."),
-        ([[1, 2]], "It is [[1, 2]], expected an array"),
+        (None, "The result is None, expected an array, (array, image), or a Reading."),
+        ([[1, 2]], "The result is [[1, 2]], expected an array"),
         ((RAMP, PICTURE, "note"), "expected an array, (array, image), or a Reading."),
         (np.zeros(3), "The image is float64 (3,), expected an RGB array"),
         (np.zeros((1, 2, 3, 4)), "The image is float64 (1, 2, 3, 4), expected"),

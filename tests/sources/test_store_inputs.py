@@ -242,7 +242,7 @@ def test_urls_in_a_list_on_a_disk_and_on_standard_input(fs: Any, tmp_path: Path,
     ("line", "reason"),
     [
         ("nonsense://b/a.jpg", "is not a supported URL"),
-        ("objects://", "names a bucket, expected an object in it"),
+        ("objects://", "is only a bucket, expected an object in it"),
         ("abfs://container/a.jpg", r"abfs:// needs an additional package: pip install \"\.\[azure\]\""),
     ],
 )
@@ -427,7 +427,7 @@ def test_where_there_is_nothing(fs: Any, name: str) -> None:
 def test_urls_that_cannot_be_followed(fs: Any) -> None:
     refuse("nonsense://x/y: is not a supported URL", ["nonsense://x/y"], error=StoreError)
     refuse(r"objects://\*/a.jpg: a glob cannot match buckets: write the name of one bucket", ["objects://*/a.jpg"])
-    refuse(r"^s3:///x: names no bucket, expected a URL like s3://BUCKET/FOLDER/", ["s3:///x"])
+    refuse(r"^s3:///x: contains no bucket name, expected a URL like s3://BUCKET/FOLDER/", ["s3:///x"])
     message = r"^objects:/bucket/a: does not exist; give a URL as a string, because a Path removes a"
     refuse(message, Path("objects://bucket/a"))
 

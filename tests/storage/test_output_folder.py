@@ -467,13 +467,13 @@ def test_a_shard_meets_only_shards_of_its_own_run(tmp_path: Path) -> None:
     for mode in ("new", "resume", "overwrite"):
         message = r"the earlier run \(of shard 1/2\) had other settings: alpha: 0.5 → 0.9"
         refuse(message, tmp_path, changed_run, mode=mode, shard=Shard(2, 2))
-        message = "contains shard 1/2, with 1 record, but this is shard 1/3; choose another"
+        message = "contains shard 1/2, with 1 record, but this run is shard 1/3; choose another"
         refuse(message, tmp_path, mode=mode, shard=Shard(1, 3))
     for mode in ("new", "resume"):
-        refuse(r"contains shard 1/2, with 1 record, but this is a run without shards", tmp_path, RUN, mode=mode)
+        refuse(r"contains shard 1/2, with 1 record, but this run is a run without shards", tmp_path, RUN, mode=mode)
     refuse(r"contains an earlier run, with 1 record; give --resume", tmp_path, RUN, shard=Shard(1, 2))
     work(tmp_path / "whole", ["a.jpg"])
-    message = "contains a run without shards, with 1 record, but this is shard 1/2"
+    message = "contains a run without shards, with 1 record, but this run is shard 1/2"
     refuse(message, tmp_path / "whole", mode="overwrite", shard=Shard(1, 2))
 
 

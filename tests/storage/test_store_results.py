@@ -315,8 +315,8 @@ def test_shards_share_a_folder(fs: Any) -> None:
     assert [name for name in tree(fs) if name not in RESULTS] == [
         "manifest-1-of-2/00001.jsonl", "manifest-2-of-2/00001.jsonl", "run-1-of-2.json", "run-2-of-2.json",
     ]  # fmt: skip
-    refuse_check("contains shard 1/2, with 4 records, but this is a run without shards", "resume")
-    refuse_check("contains shard 1/2, with 4 records, but this is shard 1/3", "new", Shard(1, 3))
+    refuse_check("contains shard 1/2, with 4 records, but this run is a run without shards", "resume")
+    refuse_check("contains shard 1/2, with 4 records, but this run is shard 1/3", "new", Shard(1, 3))
     options: Any = {"mode": "overwrite", "shard": Shard(2, 2)}
     refuse(r"the earlier run \(of shard 1/2\) had other settings", replace(RUN, device="cuda"), **options)
     work(ORDER[2:], mode="overwrite", shard=Shard(2, 2))

@@ -113,7 +113,10 @@ def test_open_clip_has_a_tokenizer() -> None:
     expected = cosines(model.encode_image(PICTURES), model.encode_text(tokens))
     assert_close(score(model), expected)
     assert_close(score(open_clip("CustomTextCLIP"), SENTENCES).std() * 0, torch.tensor(0.0, dtype=torch.float64))
-    message = r"has 18 tokens, but the model takes 12. The model would ignore the words after '\.\.\. on the sofa and'"
+    message = (
+        r"has 18 tokens, but the model takes at most 12. "
+        r"The model would ignore the words after '\.\.\. on the sofa and'"
+    )
     with pytest.raises(TargetError, match=message):
         score(model, "a dog and a cat sit on the sofa and on the red chair and sleep")
 
@@ -279,13 +282,16 @@ def test_views_of_the_pictures(clip: Any) -> None:
 
 def test_a_sentence_that_is_too_long(clip: Any) -> None:
     text = "a red dog and a blue cat sits on the red sofa and there is one"
-    message = r"has 18 tokens, but the model takes 12. The model would ignore the words after '\.\.\. cat sits on the'"
+    message = (
+        r"has 18 tokens, but the model takes at most 12. "
+        r"The model would ignore the words after '\.\.\. cat sits on the'"
+    )
     with pytest.raises(TargetError, match=message):
         score(clip, text)
     with pytest.raises(TargetError, match=message):
         score(clip, ["a dog", text])
     assert score(clip, " ".join(text.split()[:10])).shape == (2, 1)  # the longest sentence that fits
-    with pytest.raises(TargetError, match="the model takes 12"):  # only the text tower knows this limit
+    with pytest.raises(TargetError, match="the model takes at most 12"):  # only the text tower knows this limit
         score(clip, text, tokenizer=word_tokenizer(longest=10**9))
 
 

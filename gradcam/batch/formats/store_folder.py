@@ -131,7 +131,7 @@ class StoreResults:
 def check_store(store: Store) -> bool:
     """Return True, because a folder in a store always exists. Raises `OutputError` if the URL cannot be a folder."""
     if store.url.endswith("://") and not store.url.startswith("memory"):
-        raise OutputError(f"{store}: names no bucket, expected a URL like {store}bucket/explained")
+        raise OutputError(f"{store}: contains no bucket name, expected a URL like {store}bucket/explained")
     if store.is_file():
         raise OutputError(f"{store.url}: is an object, expected a folder for the results; choose another --output")
     return True

@@ -50,7 +50,7 @@ def check_address(address: str) -> None:
         return
     if address.startswith("ray://"):
         advice = "On a machine of the cluster, give HOST:PORT of the head, such as 10.0.0.1:6379."
-        alternative = "Or submit the whole command with `ray job submit`."
+        alternative = "Alternatively, submit the whole command with `ray job submit`."
         raise ClusterError(f"{address}: Ray Client addresses are not supported. {advice} {alternative}")
     match = re.fullmatch(r"\[?([^\s/]+?)\]?:(\d{1,5})", address)
     if match is None:
@@ -65,7 +65,9 @@ def check_address(address: str) -> None:
                 first_frame = b""
     except (OSError, OverflowError) as error:
         reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
-        raise ClusterError(f"{address}: no answer ({reason}). Start the head with `ray start --head`.") from error
+        raise ClusterError(
+            f"{address}: the Ray head does not answer ({reason}). Start the head with `ray start --head`."
+        ) from error
     if len(first_frame) < 9 or first_frame[3] != HTTP2_SETTINGS_FRAME:
         advice = "Give the port of the head, usually 6379."
         raise ClusterError(f"{address}: the server at this address is not Ray. {advice}")

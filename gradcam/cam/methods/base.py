@@ -188,5 +188,5 @@ def compute_checked(method: ActivationMethod | GradientMethod | CurvatureMethod,
         description += "" if maps.layout == torch.strided else f", {str(maps.layout).removeprefix('torch.')}"
         raise GradcamError(f"The method {method.name} returned a tensor {description}, expected {form}.")
     if not maps.isfinite().all():
-        raise GradcamError(f"The method {method.name} returned maps that are NaN or infinite in places.")
+        raise GradcamError(f"The method {method.name} returned maps with NaN or infinite values.")
     return maps

@@ -15,12 +15,12 @@ from gradcam.errors import GradcamError, shorten
 def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callable[..., Any]], Method]:
     """Make a CAM method from a function of activations and gradients.
 
-    The result can be passed to `gradcam.explain` as `method`.
+    Wherever a method's name is accepted, you can pass the result instead.
 
     Parameters
     ----------
     name : str
-        The method's name in results and file names. It may contain letters, digits, "-" and "_".
+        The method's name in results and file names. A name may contain letters, digits, "-" and "_".
     summary : str
         A description of the method, in one line.
     signed : bool, default False
@@ -30,11 +30,11 @@ def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callab
     Returns
     -------
     callable
-        A decorator for a pure function. The function has a parameter `activations` (N,C,...). It may also have the
-        parameters `gradients` (N,K,C,...), the gradients of the K scores, and `curvatures` (N,K,C,...), the product of
-        the Hessian and the activations. The grid may have any number of axes. Values are float32 or float64. The
-        function returns maps (N,K,...), or maps (N,...) if it takes only `activations`. Maps have the dtype and device
-        of the activations. Any other parameter needs a default, and becomes an option of `Method.using`.
+        A decorator for a pure function. The function has a parameter `activations` (N,C,...). The function may also
+        have the parameters `gradients` (N,K,C,...), the gradients of the K scores, and `curvatures` (N,K,C,...), the
+        product of the Hessian and the activations. The grid may have any number of axes. Values are float32 or float64.
+        The function returns maps (N,K,...), or maps (N,...) if it takes only `activations`. Maps have the dtype and
+        device of the activations. Any other parameter needs a default, and becomes an option of `Method.using`.
 
     Raises
     ------

@@ -68,8 +68,8 @@ def gradcam_pp(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -
 
     Takes activations (N,C,...) and gradients (N,K,C,...); returns maps (N,K,...). Chattopadhyay et al., WACV 2018,
     equations 7 and 19, with Y = exp(score). The n-th derivative of Y is then exp(score) g^n, where g is the score's
-    gradient. In the coefficients g^2 / (2 g^2 + sum(A) g^3), the factor exp(score) cancels. The same positive factor of
-    the map is omitted. If a denominator is zero, the coefficient is zero.
+    gradient. In the coefficients g^2 / (2 g^2 + sum(A) g^3), the factor exp(score) cancels. Y's gradient has this factor
+    once more. It would only scale each map, so it is omitted. If a denominator is zero, the coefficient is zero.
     """
     g = gradients.flatten(3)
     total = activations.flatten(2).sum(2)[:, None, :, None]

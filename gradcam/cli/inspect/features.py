@@ -51,25 +51,26 @@ def _to_path(text: str) -> Path:
     "--pool", "pools", is_flag=True, help="Average each channel over the image: write arrays (N,C), not (N,C,h,w)."
 )
 @options.model
-@options.number("--batch-size", "Batch size. It is halved if memory runs out.", maximum=MAX_BATCH_SIZE)
+@options.number("--batch-size", "Batch size. If memory runs out, the batch size is halved.", maximum=MAX_BATCH_SIZE)
 @options.number("--workers", "Number of threads that read images.  [default: one per core]", maximum=MAX_WORKERS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def features_command(inputs: tuple[str, ...], path: Path, as_json: bool, quiet: bool, **params: Any) -> int:
     """Write the layer outputs of many images to one file.
 
-    INPUT is an image file, a folder, a glob, a list or an archive, as for `gradcam batch`. The output file has one array
-    per layer, with the layer's name and one row per image. The arrays have the precision of the model, but bfloat16 becomes
-    float32 in an .npz file. An .npz file has the image names in the array `names`, in the order of the rows. A .safetensors
-    file has them as a JSON list in its metadata. Images that fail are reported and have no row.
+    INPUT is an image file, a folder, a glob, a list or an archive, as for `gradcam batch`. The output file has one
+    array per layer, with the layer's name and one row per image. The arrays have the precision of the model, but
+    bfloat16 becomes float32 in an .npz file. An .npz file has the image names in the array `names`, in the order of the
+    rows. A .safetensors file has the image names as a JSON list in the metadata. Images that fail are reported and have
+    no row.
 
     \b
       np.load("features.npz")["avgpool"]            (N,2048,1,1) for resnet50
       np.load("features.npz")["names"]              the image of each row
       safetensors.torch.load_file("features.safetensors")["avgpool"]
 
-    100,000 images with 2048 float32 values each take 0.8 GB. While the file is written, it needs twice as much disk space.
-    Only a few batches are in memory at a time. The forward pass ends at the last of the chosen layers.
+    100,000 images with 2048 float32 values each take 0.8 GB. While the file is written, twice as much disk space is
+    needed. Only a few batches are in memory at a time. The forward pass ends at the last of the chosen layers.
     """
     output, choice = OutputMode(as_json, quiet), to_model_choice(params)
     if params["reshape"] is not None and not params["pools"]:

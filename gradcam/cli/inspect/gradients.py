@@ -132,9 +132,9 @@ def _summarise_names(names: Sequence[str]) -> str:
 def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Show vanishing and exploding gradients, layer by layer.
 
-    The command prints the norm of the class score's gradient at each layer, and draws a plot. A gradient vanishes if its
-    norm is below 1/10,000 of the norm at the model's output. It explodes if its norm is above 10,000 times the norm at the
-    output. Plots need matplotlib and are written to <image>-gradients.png.
+    The command prints the norm of the class score's gradient at each layer, and draws a plot. A gradient vanishes if
+    its norm is below 1/10,000 of the norm at the model's output. A gradient explodes if its norm is above 10,000 times
+    the norm at the output. Plots need matplotlib and are written to <image>-gradients.png.
     """
     if params["reshape"] is not None:
         raise click.UsageError("gradcam inspect gradients does not use --reshape: remove --reshape.")

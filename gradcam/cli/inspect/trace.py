@@ -148,10 +148,10 @@ def trace_command(
 ) -> int:
     """List every layer call with its shapes, cost, memory and time.
 
-    Without IMAGE, the input is noise. If --weights is also missing, the weights are random and nothing is downloaded. The
-    parameters, multiply-adds, memory and time of a layer include its submodules. Memory counts only newly allocated
-    outputs: in-place operations add nothing. By default, the table shows only as many levels of
-    submodules as fit on a screen. --layer, --depth or --all change this.
+    Without IMAGE, the input is noise. If --weights is also missing, the weights are random and nothing is downloaded.
+    The parameters, multiply-adds, memory and time of a layer include its submodules. Memory counts only newly allocated
+    outputs, so in-place operations add no memory. By default, the table shows only as many levels of submodules as fit
+    on a screen. To see other levels, give --layer, --depth or --all.
     """
     if show_all and depth is not None:
         raise click.UsageError("Give either --all or --depth, not both.")

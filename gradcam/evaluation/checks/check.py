@@ -491,7 +491,7 @@ class SanityChecks:
         maps, errors = make_control_maps(placed_maps, grid.images, makers, self.seed)
         for name, error in errors.items():
             message = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
-            self.notes.append(f"Not compared with {CONTROL_DESCRIPTIONS[name]}: {message}")
+            self.notes.append(f"The heatmap was not compared with {CONTROL_DESCRIPTIONS[name]}: {message}")
         moved_maps = move_randomly(placed_maps[0], self.seed) if grid.is_alone else []
         moved_masks = (grid.mark(moved.expand_as(placed_maps)) for moved in moved_maps)
         masks = [grid.cells, *map(grid.mark, (placed_maps, *maps.values())), *moved_masks]

@@ -109,7 +109,7 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
     if not isinstance(values, (Tensor, np.ndarray)):
         raise ImageError(f"The heatmaps are {shorten(heatmaps)}, expected a tensor or an array (M,4,H,W).")
     if values.ndim != 4 or values.shape[1] != CELLS or min(values.shape[2:]) < 2:
-        expected = "(M,4,H,W): for each mosaic four heatmaps of its size, one per cell"
+        expected = "(M,4,H,W): four heatmaps per mosaic, one for each cell, in the size of the mosaic"
         raise ImageError(f"The heatmaps have the shape {tuple(values.shape)}, expected {expected}.")
     mosaics, _, *size = values.shape
     checked = check_heatmaps(values.reshape(-1, *size), (mosaics * CELLS, *size))

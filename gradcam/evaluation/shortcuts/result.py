@@ -59,7 +59,7 @@ def describe_place(mean: NDArray[np.floating[Any]]) -> str:
 @keep_old_names
 @dataclass(frozen=True, eq=False)
 class EvidenceCluster:
-    """Images of one class, with evidence at the same position and of similar appearance.
+    """Images of one class whose evidence is at the same position and looks similar.
 
     Attributes
     ----------
@@ -74,12 +74,12 @@ class EvidenceCluster:
     where : str
         The position of the mean heatmap in words, such as "in the top left corner".
     suspicion : float
-        From 0 to 1, computed from `place` and `apart`. Near 1, other classes have no evidence at this position, and no
-        image outside the cluster has evidence of similar appearance.
+        A number from 0 to 1, computed from `place` and `apart`. If it is near 1, other classes have no evidence at this
+        position, and no image outside the cluster has evidence of similar appearance.
     place : float
         How rare evidence at this position is in other classes, compared with the cluster's class. 0 means equally
-        frequent, and 1 means that other classes have no evidence at this position. Both rates are estimated
-        conservatively, by 95 % bounds.
+        frequent, and 1 means that other classes have no evidence at this position. The rates in both groups are
+        estimated conservatively, by 95 % bounds.
     apart : float
         How rare evidence of similar appearance is outside the cluster, compared with images in the cluster. The value
         is from 0 to 1, and is computed like `place`.
@@ -90,7 +90,7 @@ class EvidenceCluster:
     is_rest : bool
         True if the members are the images of the class that fit into no cluster.
     map : array (h,w)
-        The mean heatmap of the members on the layer's grid. Its sum is 1.
+        The mean heatmap of the members on the layer's grid. The sum of the map is 1.
     draw_member : callable
         A function that reads the image of a member by name, and draws the image.
 

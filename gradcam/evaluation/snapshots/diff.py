@@ -199,4 +199,4 @@ def _note_images(old_source: ItemExplainer | Snapshot, old: Snapshot, new: Snaps
     differing = sum(old_regions[entry.name] != entry.region for entry in new.entries)
     if differing:
         difference = f"OLD and NEW see different parts of {differing} of {len(new.entries)} images."
-        yield f"{difference} Their heatmaps are compared on the common part."
+        yield f"{difference} Heatmaps of these images are compared on the common part."

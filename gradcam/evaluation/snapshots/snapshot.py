@@ -166,7 +166,7 @@ def check_snapshot_path(path: Path) -> None:
     if os.path.lexists(path):
         read_snapshot(path)
     elif not path.parent.is_dir():
-        raise OutputError(f"{path}: the folder {path.parent} does not exist. Create it first")
+        raise OutputError(f"{path}: the folder {path.parent} does not exist. Create the folder first")
 
 
 def _to_columns(entries: Sequence[SnapshotEntry]) -> dict[str, NDArray[Any]]:
@@ -220,7 +220,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         raise OutputError(f"{path}: is not a snapshot, or is damaged ({type(error).__name__})") from error
     header = load_fields(str(arrays.pop("about", "")).encode("utf-8", "replace")) or {}
     if header.pop("kind", None) != KIND:
-        raise OutputError(f"{path}: is not a snapshot. Take one{TAKE_SNAPSHOT}")
+        raise OutputError(f"{path}: is not a snapshot. Take a snapshot{TAKE_SNAPSHOT}")
     if (schema := header.pop("schema", None)) != SCHEMA:
         raise OutputError(f"{path}: has schema {shorten(schema)}, but this version of gradcam reads {SCHEMA}")
     if (fault := next(_find_faults(header, arrays), None)) is not None:

@@ -158,7 +158,7 @@ def _choose(path: Path, content: object) -> Checkpoint:
     best, *ignored = state_dicts
     if ignored and not best.is_known:
         names = join_names(state_dict.name for state_dict in state_dicts)
-        raise ModelError(f"{path}: contains several state dicts, {names}, none under a standard name. {FACTORY_HINT}")
+        raise ModelError(f"{path}: contains several state dicts, {names}, but none has a standard name. {FACTORY_HINT}")
     tensors = {name: value.detach() for name, value in best.values.items() if isinstance(value, Tensor)}
     if unusable := [name for name, t in tensors.items() if t.is_meta or t.is_quantized or t.is_sparse]:
         description = f"'{unusable[0]}' is quantised, sparse or without values, expected plain tensors"

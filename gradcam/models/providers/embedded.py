@@ -122,7 +122,7 @@ class ConvolutionUnit(nn.Sequential):
         return x
 
     def _can_fold(self, x: Tensor) -> bool:
-        """Return whether to fold the batch norm. Folding must save time, and change neither the result nor hooks."""
+        """Return whether to fold the batch norm: folding saves time, keeps the result, and skips no hook."""
         modules: list[Any] = list(self)
         # Do not fold subclasses, which may be adapters, parametrized modules or quantised modules.
         if [type(module) for module in modules[:2]] not in FOLDED or any(map(_is_watched, modules)):

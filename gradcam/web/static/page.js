@@ -157,7 +157,7 @@ function writeCommands() {
   const isLinear = ["gradcam", "hirescam"].includes(set.method);
   element("no-file").hidden = fileName() === (image.path ?? image.name);
   if (!isNamed(data, state.a) || (isPair() && !(isClass && isLinear))) {
-    element("command").textContent = element("python").textContent = isPair() ? "# This difference needs two heatmaps: reproduce each one separately." : UNNAMED;
+    element("command").textContent = element("python").textContent = isPair() ? "# This difference needs two heatmaps: reproduce each heatmap separately." : UNNAMED;
     return;
   }
   element("command").textContent = writeCommand(data, state.a, set, kind, isPair() ? ["--score", "contrast", "--against", String(targets.indices[state.b])] : []);
