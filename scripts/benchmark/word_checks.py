@@ -136,7 +136,8 @@ def mark_region(explain: ExplainFunction, masks: Sequence[Any], image: Tensor) -
         models.append(model)  # `check` begins with the trained model.
         mask, size = masks[int(classes[0])], images.shape[2:]
         resized = F.interpolate(image, size, mode="bilinear", antialias=True)
-        if mask is None or model is not models[0] or (images - resized).abs().mean() > 10:
+        is_changed = (images - resized).abs().mean() > max_difference
+        if mask is None or model is not models[0] or is_changed:
             return explain(model, images, classes)
         return F.interpolate(torch.from_numpy(mask)[None, None].float(), size, mode="area")[0]
 
