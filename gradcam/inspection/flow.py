@@ -133,7 +133,7 @@ class LayerGradients:
         return math.hypot(*norms) if norms else math.nan
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a flat dict for the output and for each parameter, with names, statistics, ratio and verdict."""
+        """Return flat dicts with names, statistics, ratio and verdict: one for the output, one for each parameter."""
         gradients: list[tuple[str, Statistics | None, float | None]]
         gradients = [("output", self.activations, None)] if self.runs else []
         gradients += [(parameter.name, parameter.gradient, parameter.ratio) for parameter in self.parameters]

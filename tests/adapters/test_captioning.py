@@ -319,7 +319,12 @@ def test_a_painted_square(kind: str) -> None:
     assert explanation.heatmaps[0, 0].abs().flatten().argmax() // KINDS[kind].size in range(8, 16)
 
 
-def test_one_pass_forward_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "target",
+    [Token(CAPTION), Token(CAPTION, [(0, 1), 3, (1, 2, 3)], score="logprob"), Token(CAPTION, [2, (0, 1)], against=4)],
+    ids=["tokens", "phrases", "alternative"],
+)
+def test_one_pass_forward_and_one_back(target: Token, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that one forward and one backward pass are enough, and that attention stays fused."""
     model, runs, passes, fused = make("vit-gpt2"), [], [], []
     model.encoder.register_forward_hook(lambda *_: runs.append(1))
@@ -335,11 +340,11 @@ def test_one_pass_forward_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
     pictures = make_pictures("vit-gpt2", 1)
     # The position of the layer's cells on the image is measured once.
-    gradcam.explain(model, pictures, target=Token(CAPTION))
+    gradcam.explain(model, pictures, target=target)
     runs.clear()
     monkeypatch.setattr(torch.autograd, "grad", count)
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watch)
-    gradcam.explain(model, pictures, target=Token(CAPTION))
+    gradcam.explain(model, pictures, target=target)
     assert (len(runs), passes) == (1, [True])
     assert len(fused) == 3 + 2 * 2  # the encoder's three blocks, and two attentions in each block of the decoder
 

@@ -65,8 +65,8 @@ class Stage:
 ADAM_SHARE = 0.1
 STAGES = (
     Stage("patches", ((64, 64),), (1,), steps=600, batch=64, rate=0.03, has_sentences=False),
-    Stage("short", ((64, 64), (64, 128), (128, 64), (96, 96)), (1, 1, 2), steps=500, batch=48, rate=0.02),
-    Stage("long", SIZES, (1, 2, 2, 3, 3), steps=700, batch=32, rate=0.015, last_share=0.02),
+    Stage("short", ((64, 64), (64, 128), (128, 64), (96, 96)), (1, 1, 2), steps=200, batch=48, rate=0.02),
+    Stage("long", SIZES, (1, 2, 2, 3, 3), steps=1100, batch=24, rate=0.02, last_share=0.02),
 )
 
 

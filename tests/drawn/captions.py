@@ -83,8 +83,8 @@ def draw_caption_scene(
         A seed gives the same scene again. The image does not depend on the question, if `count` and `size` are passed.
     question
         "describe"; "what", which asks for the shape at one side of another one and needs at least two shapes;
-        "whether", which asks for a shape of some colour. In half of the cases that one is there. Otherwise an image
-        with two shapes contains its colour or its shape, if possible both.
+        "whether", which asks for a shape of some colour. In half of the cases that one is there. In most others there
+        is its colour or its shape, or both in different places.
     count
         The number of shapes. By default it is sampled.
     size
@@ -217,14 +217,11 @@ def _ask_whether(rng: np.random.Generator, shapes: Sequence[NamedShape]) -> tupl
     if rng.random() < 0.5:
         shape = shapes[int(rng.integers(len(shapes)))]
         return f"Is there a {shape.name}?", [Word("yes", "answer", shape.mask)]
-    mixed = [(colour, shape) for colour, _ in present for _, shape in present if (colour, shape) not in present]
-    halves = [
-        (colour, shape)
-        for colour in COLOUR_ORDER
-        for shape in SHAPES
-        if (colour, shape) not in present and any(colour == item[0] or shape == item[1] for item in present)
-    ]
-    pool = mixed if mixed and rng.random() < 0.6 else halves
+    absent = [(colour, shape) for colour in COLOUR_ORDER for shape in SHAPES if (colour, shape) not in present]
+    colours, names = (set(values) for values in zip(*present))
+    halves = [pair for pair in absent if pair[0] in colours or pair[1] in names]
+    mixed = [pair for pair in halves if pair[0] in colours and pair[1] in names]
+    pool = (absent, halves, mixed or halves)[int(rng.integers(3))]
     colour, name = pool[int(rng.integers(len(pool)))]
     return f"Is there a {colour} {name}?", [Word("no", "answer", None)]
 
