@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -27,8 +30,8 @@ from gradcam.adapters.vision_language import QwenVl
 from tests.drawn.captioner import encode, load_folder
 from tests.drawn.captions import CaptionScene, draw_caption_scene
 
-SCENE = draw_caption_scene([991, 0])  # "there is a red ring below a blue triangle above a white circle"
-IS, RED, RING = 1, 3, 4  # positions of words
+SCENE = draw_caption_scene([777, 6])  # "there is a blue square below a black ring"
+IS, BLUE, SQUARE = 1, 3, 4  # positions of words
 
 
 class PromptedCaptioner(Captioner):
@@ -51,7 +54,7 @@ def captioner() -> Captioner:
 
 @pytest.fixture(scope="module")
 def verdict(captioner: Captioner) -> gradcam.evaluation.Verdict:
-    return check(captioner, SCENE.image, target=Token(TOKENS, RING))
+    return check(captioner, SCENE.image, target=Token(TOKENS, SQUARE))
 
 
 def predict_by_hand(image: NDArray[np.uint8], position: int, **changes: Any) -> float:
@@ -106,25 +109,25 @@ def test_a_word_is_compared_with_other_words_and_other_images(verdict: gradcam.e
     model_maps = ["another image", "another word", "random weights"]
     assert names == ["mirrored", "shifted", *model_maps, "noise", "centre", "edges"]
     record = verdict.to_record()
-    assert (record["label"], record["word"], record["is_from_text"]) == ("ring", RING, False)
-    assert record["probability"] == pytest.approx(predict_by_hand(SCENE.image, RING), abs=1e-5)
-    assert record["without_image"] == pytest.approx(predict_without_image(RING), abs=1e-5)
+    assert (record["label"], record["word"], record["is_from_text"]) == ("square", SQUARE, False)
+    assert record["probability"] == pytest.approx(predict_by_hand(SCENE.image, SQUARE), abs=1e-5)
+    assert record["without_image"] == pytest.approx(predict_without_image(SQUARE), abs=1e-5)
     assert "another word" in verdict.tests[1].reason
 
 
 def test_the_rivals_depend_on_the_image(captioner: Captioner, verdict: gradcam.evaluation.Verdict) -> None:
-    ratios = {i: predict_without_image(i) / predict_by_hand(SCENE.image, i) for i in range(len(TOKENS)) if i != RING}
+    ratios = {i: predict_without_image(i) / predict_by_hand(SCENE.image, i) for i in range(len(TOKENS)) if i != SQUARE}
     rivals = sorted(ratios, key=lambda i: ratios[i])[:4]
     explanation = captioner.explain(SCENE.image, target=Token(TOKENS, rivals))
     maps = verdict.artifacts.rival_maps
     assert maps is not None
     assert torch.allclose(maps, explanation.heatmaps[0], atol=1e-4)
-    assert ["ring" in name for name in verdict.artifacts.rival_names] == [False] * 4
+    assert ["square" in name for name in verdict.artifacts.rival_names] == [False] * 4
 
 
 @pytest.mark.parametrize("options", [{}, {"score": "logprob"}, {"against": "circle"}], ids=str)
 def test_the_checked_heatmap_is_the_heatmap_of_explain(captioner: Captioner, options: dict[str, Any]) -> None:
-    target = Token(TOKENS, RING, **options)
+    target = Token(TOKENS, SQUARE, **options)
     classifier, index = find_instance_classifier(captioner, captioner.prepare(SCENE.image), target)
     images = classifier.batch([SCENE.image])
     assert images.shape[2:] == SCENE.image.shape[:2]
@@ -134,32 +137,32 @@ def test_the_checked_heatmap_is_the_heatmap_of_explain(captioner: Captioner, opt
 
 
 def test_parts_of_the_image_are_covered_before_the_processor_runs(captioner: Captioner) -> None:
-    classifier = to_instance_classifier(captioner, captioner.prepare(SCENE.image), Token(TOKENS, [RING, RED]))
+    classifier = to_instance_classifier(captioner, captioner.prepare(SCENE.image), Token(TOKENS, [SQUARE, BLUE]))
     covered = SCENE.image.copy()
-    covered[75:] = 90
+    covered[60:, :66] = 90
     pixels = torch.from_numpy(np.stack([SCENE.image, covered])).permute(0, 3, 1, 2).float()
     with torch.no_grad():
         probabilities = classifier.model(pixels)
-    expected = [[predict_by_hand(image, position) for position in (RING, RED)] for image in (SCENE.image, covered)]
+    expected = [[predict_by_hand(image, position) for position in (SQUARE, BLUE)] for image in (SCENE.image, covered)]
     assert torch.allclose(probabilities, torch.tensor(expected), atol=1e-5)
     assert abs(expected[0][0] - expected[1][0]) > 0.1
 
 
 def test_a_map_of_another_word_does_not_pass(captioner: Captioner) -> None:
-    white = [word.text for word in SCENE.words].index("white")
+    black = [word.text for word in SCENE.words].index("black")
     explainer = gradcam.evaluation.Explainer(["hirescam"], "module.module.model.visual.merger.ln_q")
     explain = explainer.only("hirescam")
-    numbers = {0: white, white: 0}  # `check` numbers the tested word 0, and the words before it from 1
+    numbers = {0: black, black: 0}  # `check` numbers the tested word 0, and the words before it from 1
 
     def explain_another_word(model: nn.Module, images: Tensor, classes: Tensor) -> Any:
         return explain(model, images, torch.tensor([numbers.get(int(classes), int(classes))]))
 
-    verdict = check(captioner, SCENE.image, target=Token(TOKENS, RING), method=explain_another_word)
+    verdict = check(captioner, SCENE.image, target=Token(TOKENS, SQUARE), method=explain_another_word)
     assert verdict.outcome != "passed"
 
 
 @pytest.mark.parametrize(
-    "target", [Token(TOKENS[RING : RING + 1]), Token(TOKENS, RING, against="circle")], ids=["one", "two"]
+    "target", [Token(TOKENS[SQUARE : SQUARE + 1]), Token(TOKENS, SQUARE, against="circle")], ids=["one", "two"]
 )
 def test_a_word_without_another_word_has_a_rival(captioner: Captioner, target: Token) -> None:
     verdict = check(captioner, SCENE.image, target=target)
@@ -168,14 +171,14 @@ def test_a_word_without_another_word_has_a_rival(captioner: Captioner, target: T
 
 
 def test_words_by_their_number(captioner: Captioner) -> None:
-    classifier, index = find_instance_classifier(captioner, captioner.prepare(SCENE.image), Token(TOKENS, word=RING))
-    assert (index, classifier.instance(index).name, len(classifier.instances)) == (RING, "ring", len(TOKENS))
+    classifier, index = find_instance_classifier(captioner, captioner.prepare(SCENE.image), Token(TOKENS, word=SQUARE))
+    assert (index, classifier.instance(index).name, len(classifier.instances)) == (SQUARE, "square", len(TOKENS))
 
 
 def test_phrases_are_compared_with_the_remaining_tokens(captioner: Captioner) -> None:
-    target = Token(TOKENS, [(RED, RING)])
+    target = Token(TOKENS, [(BLUE, SQUARE)])
     classifier, index = find_instance_classifier(captioner, captioner.prepare(SCENE.image), target)
-    assert (index, classifier.instance(index).name, len(classifier.instances)) == (0, "red ring", len(TOKENS) - 1)
+    assert (index, classifier.instance(index).name, len(classifier.instances)) == (0, "blue square", len(TOKENS) - 1)
 
 
 def test_maps_from_several_words_are_refused(captioner: Captioner) -> None:

@@ -113,9 +113,12 @@ def check(
     the heatmap must be distinguished from every control map except the rival's heatmap. The rival's heatmap may be the
     same, because similar classes can depend on the same pixels. All numbers are measured on this image and this model.
 
+    If the target is a word, the other words of the answer replace the other classes. If the image hardly changes the word's
+    probability, the word follows from the text: the result is undecided, and no test is run.
+
     The image is tested alone, without a grid, in two cases. If the model does not recognise the class among other
-    images, the placement test shifts and mirrors the image. If the target has a fixed position, such as a box, there is
-    no placement test. In both cases, the covering test compares the heatmap with nineteen copies of the heatmap at
+    images, the placement test shifts and mirrors the image. If the target has a fixed position, such as a box, or is a word,
+    there is no placement test. In both cases, the covering test compares the heatmap with nineteen copies of the heatmap at
     random positions.
 
     Parameters
@@ -274,6 +277,11 @@ class SanityChecks:
         return self.kind not in ("class", *COSINE_KINDS)
 
     @property
+    def noun(self) -> str:
+        """Return the name of the tested target, for use in a sentence."""
+        return "word" if self.kind == "word" else "class"
+
+    @property
     def fits_other_images(self) -> bool:
         """Return whether the target can be explained in other images, unlike a box."""
         return self.kind == "word" or not self.has_fixed_place
@@ -362,7 +370,7 @@ class SanityChecks:
             return None
         return (
             f"The model appears to be untrained, so there is too little evidence to explain. The probability of "
-            f"the class is only {preference:.2f} higher than in the comparison images. {ahead} of {RANDOM_NETWORKS} copies "
+            f"the {self.noun} is only {preference:.2f} higher than in the comparison images. {ahead} of {RANDOM_NETWORKS} copies "
             f"of the model with random weights {'has' if ahead == 1 else 'have'} at least this difference."
         )
 
@@ -395,8 +403,7 @@ class SanityChecks:
         if bool((random_correlations >= limit).all()):
             # A colour and its object are two words of one place, so one other word with the same heatmap proves nothing.
             outcome = "undecided" if self.words and len(rivals) == 1 else "failed"
-            ignored = "word" if self.words else "class"
-            reason += f". At {limit:.2f} or more, two heatmaps count as the same: the heatmap ignores the {ignored}"
+            reason += f". At {limit:.2f} or more, two heatmaps count as the same: the heatmap ignores the {self.noun}"
         fields: Any = {"rivals": rivals, "rival_names": names, "rival_maps": maps, "rival_correlations": correlations}
         self.artifacts = replace(self.artifacts, **fields)
         return [TestResult("classes", outcome, value, f"{reason}.")]
