@@ -170,6 +170,13 @@ def test_a_word_without_another_word_has_a_rival(captioner: Captioner, target: T
     assert "another word" not in [control.name for control in verdict.controls]
 
 
+def test_the_record_is_as_the_schema_says(captioner: Captioner, verdict: gradcam.evaluation.Verdict) -> None:
+    schema = json.loads((Path(__file__).parents[2] / "docs/reference/check.schema.json").read_text(encoding="utf-8"))
+    filler = check(captioner, SCENE.image, target=Token(TOKENS, IS))
+    for record in (verdict.to_record(), filler.to_record()):
+        jsonschema.validate(record, {**schema, "additionalProperties": False})
+
+
 def test_words_by_their_number(captioner: Captioner) -> None:
     classifier, index = find_instance_classifier(captioner, captioner.prepare(SCENE.image), Token(TOKENS, word=SQUARE))
     assert (index, classifier.instance(index).name, len(classifier.instances)) == (SQUARE, "square", len(TOKENS))
@@ -182,7 +189,7 @@ def test_phrases_are_compared_with_the_remaining_tokens(captioner: Captioner) ->
 
 
 def test_maps_from_several_words_are_refused(captioner: Captioner) -> None:
-    with pytest.raises(TargetError, match="only the map of one word is tested: leave context= out"):
+    with pytest.raises(TargetError, match="Only the map of one word is tested"):
         check(captioner, SCENE.image, target=Token(TOKENS, context="subtract"))
 
 
