@@ -166,11 +166,10 @@ def _list_words(target: Any, scores: Any) -> Token:
 
 def _make_batch_function(model: TaskModel, bound: BoundTarget) -> Callable[[Tensor], Batch]:
     """Return a function that cuts an image (1,3,H,W) of RGB pixels into the pieces that the model takes."""
-    words = bound.target
 
     def make_batch(image: Tensor) -> Batch:
         pixels = image[0].detach().clamp(0, 255).round().to("cpu", torch.uint8).permute(1, 2, 0).numpy()
-        _, batch = words.family.bind(bound.model, model.to_batch([model.prepare(pixels)]), words.tokens)
+        _, batch = bound.target.family.bind(bound.model, model.to_batch([model.prepare(pixels)]), bound.target.tokens)
         names = [f"module.module.{name}" for name in batch.pieces.text_modules]  # as in `ScoreModel`
         return replace(batch, pieces=replace(batch.pieces, text_modules=names))
 
