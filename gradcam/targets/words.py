@@ -225,16 +225,16 @@ class Token(Target):
             warn_of_sinks(maps)
         return subtract_context(maps) if self.context == "subtract" else maps
 
-    def _find_alternatives(self, family: CaptionerAdapter, tokens: Sequence[int]) -> tuple[list[int], list[str]]:
-        """Return the alternative to each token, and the name of the alternative; or two empty lists."""
+    def _find_alternatives(self, family: CaptionerAdapter, tokens: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
+        """Return the alternative to each token, and the name of the alternative; or ([], ())."""
         if self.against is None:
-            return [], []
+            return [], ()
         text = self.against.strip() if isinstance(self.against, str) else None
         alternatives = [int(self.against) if text is None else family.encode_alternative(text, i) for i in tokens]
         if same := [i for i, alternative in zip(tokens, alternatives) if i == alternative]:
             problem = f"The word and its alternative, {shorten(self.against)}, begin with the same token, {same[0]}"
             raise TargetError(f"{problem}. Only first tokens are compared: choose another alternative.")
-        return alternatives, [text or _decode(family, alternatives[:1])[0][0]]
+        return alternatives, (text or _decode(family, alternatives[:1])[0][0],)
 
 
 def to_tokens(ids: Any) -> list[int]:
