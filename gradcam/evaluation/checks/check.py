@@ -15,9 +15,11 @@ from gradcam.cam.methods.base import Method
 from gradcam.cam.verify_layout import find_misplacement
 from gradcam.errors import GradcamError, ModelError, describe_unexpected, shorten
 from gradcam.evaluation.checks.control_maps import (
+    ANOTHER_WORD,
     CONTROL_DESCRIPTIONS,
     MIN_EFFECT_GAIN,
     RIVAL,
+    RIVALS,
     ControlMap,
     compare_with_control,
     make_control_maps,
@@ -36,6 +38,7 @@ from gradcam.evaluation.checks.placement import (
 )
 from gradcam.evaluation.checks.uncertainty import MAX_NOISE_SHARE, add_noise, spread, undo_views, view_images
 from gradcam.evaluation.checks.verdict import MIN_SAME_CORRELATION, Verdict
+from gradcam.evaluation.checks.words import describe_word_from_text, rank_other_words
 from gradcam.evaluation.explainers import Explainer, StepCounter, run_explain
 from gradcam.evaluation.heatmap_sources import ExplainFunction, find_explainable
 from gradcam.evaluation.metrics.soundness import (
@@ -56,6 +59,7 @@ from gradcam.models.labels import name_class
 from gradcam.models.preprocess import find_canvas
 from gradcam.models.task_models import TaskModel
 from gradcam.options import Progress, accept_old_parameters
+from gradcam.targets.base import Instance
 from gradcam.targets.classes import ClassTarget
 
 RANDOMISATION_STAGES = 3  # Stage 1 randomises the head, stage 2 also half of the layers, stage 3 all layers.
@@ -109,9 +113,12 @@ def check(
     the heatmap must be distinguished from every control map except the rival's heatmap. The rival's heatmap may be the
     same, because similar classes can depend on the same pixels. All numbers are measured on this image and this model.
 
+    If the target is a word, the other words of the answer replace the other classes. If the image hardly changes the word's
+    probability, the word follows from the text: the result is undecided, and no test is run.
+
     The image is tested alone, without a grid, in two cases. If the model does not recognise the class among other
-    images, the placement test shifts and mirrors the image. If the target has a fixed position, such as a box, there is
-    no placement test. In both cases, the covering test compares the heatmap with nineteen copies of the heatmap at
+    images, the placement test shifts and mirrors the image. If the target has a fixed position, such as a box, or is a word,
+    there is no placement test. In both cases, the covering test compares the heatmap with nineteen copies of the heatmap at
     random positions.
 
     Parameters
@@ -193,11 +200,14 @@ def check(
     explain = Explainer((source,), layer_name, score, classifier.activation, reshape, seed).only(source.name)
     class_index = int(subject.classes)
     kind = classifier.instance(class_index).kind if isinstance(classifier, PictureScores) else "class"
+    words = classifier.instances if isinstance(classifier, PictureScores) and kind == "word" else ()
     others = torch.cat([resize(classifier.batch([other]), images.shape[2:]) for other in comparison_images])
     counter = StepCounter(progress, MAX_HEATMAPS)
-    has_fixed_place, is_probability = kind not in ("class", *COSINE_KINDS), kind in ("class", *PROBABILITY_KINDS)
-    checks = SanityChecks(subject, explain, others, classifier.labels, seed, counter, has_fixed_place, is_probability)
+    flags = kind not in ("class", *COSINE_KINDS), kind in ("class", *PROBABILITY_KINDS)
+    checks = SanityChecks(subject, explain, others, classifier.labels, seed, counter, *flags, words)
     target_layer = layer_name if isinstance(source, Method) and source.has_layer else None
+    # The places of pieces are known.
+    doubtful_layer = target_layer if getattr(classifier, "pixel_size", None) is None else None
     tests, controls = checks.run()
     counter.reach(MAX_HEATMAPS)
     return Verdict(
@@ -213,7 +223,8 @@ def check(
         labels=classifier.labels,
         image=crop(prepared.reading.picture, find_canvas(classifier.preprocess, prepared)),
         artifacts=checks.artifacts,
-        doubt=target_layer and find_misplacement(unwrap(classifier.model), images, target_layer, to_reshape(reshape)),
+        doubt=doubtful_layer
+        and find_misplacement(unwrap(classifier.model), images, doubtful_layer, to_reshape(reshape)),
         notes=tuple(checks.notes),
     )
 
@@ -237,6 +248,7 @@ def _describe_target(classifier: Classifier, index: int, target: Any) -> dict[st
         return {"index": index, "label": label}
     instance = classifier.instance(index)
     fields = {name: value for name, value in describe_instance(instance, target).items() if value is not None}
+    fields |= {"is_from_text": instance.is_from_text} if instance.kind == "word" else {}
     return {"index": instance.index, "label": instance.name, "title": label, "target_fields": fields}
 
 
@@ -244,9 +256,9 @@ def _describe_target(classifier: Classifier, index: int, target: Any) -> dict[st
 class SanityChecks:
     """The five tests of the heatmap of one image. `other_images` (M,C,H,W) are the comparison images.
 
-    `has_fixed_place` is True if the target has a fixed position in the image, such as a box. Such a target does not
-    exist in other images or in grids. The tests store their data in `artifacts`. `notes` report the control maps that
-    could not be compared.
+    `has_fixed_place` is True if the target belongs to its place in the image, such as a box. `words` are all words of the
+    answer, if one of them is tested. A word has a fixed place, too, because the answer does not describe moved images. The
+    tests store their data in `artifacts`. `notes` report the control maps that could not be compared.
     """
 
     subject: Subject
@@ -257,12 +269,21 @@ class SanityChecks:
     counter: StepCounter
     has_fixed_place: bool
     is_probability: bool  # True if the target's score is a probability
+    words: Sequence[Instance] = ()
     notes: list[str] = field(default_factory=list)
     artifacts: CheckArtifacts = field(init=False)
 
+    @property
+    def fits_other_images(self) -> bool:
+        """Return whether the target can be explained in other images, unlike a box."""
+        return bool(self.words) or not self.has_fixed_place
+
     def run(self) -> tuple[tuple[TestResult, ...], tuple[ControlMap, ...]]:
         """Run the tests until a test fails. If no test fails, compare the heatmap with control maps."""
-        heatmap = self.compute_heatmaps(self.subject.images)
+        heatmap, index = self.compute_heatmaps(self.subject.images), int(self.subject.classes)
+        if self.words and (reason := describe_word_from_text(self.words[index % len(self.words)])):
+            self.artifacts = CheckArtifacts(heatmap[0], heatmap[:0], heatmap.new_zeros(0))
+            return (TestResult("covering", "undecided", 0.0, reason),), ()
         limit = self._add_noise(heatmap)
         if bool(heatmap.amax() == heatmap.amin()):
             return (TestResult("covering", "failed", 0.0, CONSTANT_MESSAGE),), ()
@@ -279,7 +300,7 @@ class SanityChecks:
             return tuple(results), ()
         if too_little:
             return (*results, TestResult("covering", "undecided", 0.0, too_little)), ()
-        other_images = self.other_images if self.has_fixed_place else self._choose_other_images()
+        other_images = self._choose_other_images() if self.fits_other_images else self.other_images
         grid, placed_maps, placement = self._test_placement(heatmap, other_images)
         covering, controls = self._test_covering(grid, placed_maps, other_images)
         return (*results, *placement, covering), controls
@@ -319,7 +340,7 @@ class SanityChecks:
                 f"The probability is {probability:.2f} and stays at {float(covered.min()):.2f} or more if the marked"
             )
             return f"{reason} pixels or the whole image are covered: there is too little evidence to explain."
-        return None if self.has_fixed_place else self._describe_untrained()
+        return self._describe_untrained() if self.fits_other_images else None
 
     def _describe_untrained(self) -> str | None:
         """Return a sentence that says why the model appears to be untrained; None if it appears to be trained.
@@ -340,9 +361,9 @@ class SanityChecks:
         if ahead == 0:
             return None
         return (
-            f"The model appears to be untrained, so there is too little evidence to explain. The probability of "
-            f"the class is only {preference:.2f} higher than in the comparison images. {ahead} of {RANDOM_NETWORKS} copies "
-            f"of the model with random weights {'has' if ahead == 1 else 'have'} at least this difference."
+            f"The model appears to be untrained, so there is too little evidence to explain. The probability of the "
+            f"{'word' if self.words else 'class'} is only {preference:.2f} higher than in the comparison images. {ahead} of "
+            f"{RANDOM_NETWORKS} randomised copies of the model {'has' if ahead == 1 else 'have'} at least this difference."
         )
 
     def _test_stability(self, heatmap: Tensor) -> TestResult:
@@ -358,26 +379,34 @@ class SanityChecks:
         return TestResult("stability", "failed" if value <= chance else outcome, value, reason)
 
     def _test_classes(self, heatmap: Tensor, limit: float) -> list[TestResult]:
-        subject, generator = self.subject, make_generator(self.seed, "other classes")
-        rival, count = int(find_rivals(subject)), subject.all_probabilities.shape[1]
-        shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
-        random_classes = [index for index in shuffled if index not in (rival, int(subject.classes))][:RANDOM_CLASSES]
-        maps = torch.cat([self.compute_heatmaps(subject.images, index) for index in (rival, *random_classes)])
+        subject, rivals = self.subject, self._choose_rivals()
+        maps = torch.cat([self.compute_heatmaps(subject.images, index) for index in rivals])
         correlations = rank_correlation(heatmap.expand_as(maps), maps)
-        random_correlations = correlations[1:] if random_classes else correlations
+        random_correlations = correlations[1:] if len(rivals) > 1 else correlations
         value = float(random_correlations.mean())
-        rivals = (rival, *random_classes)
         names = tuple(name_class(index, None if self.labels is None else self.labels[index]) for index in rivals)
-        reason = f"The rank correlation with the heatmap of the rival class, {names[0]}, is {correlations[0]:.2f}"
-        if random_classes:
-            reason += f". For {len(random_classes)} random classes, it is {value:.2f} on average"
+        has_words = len(self.words) > 1
+        rival, others = ("another word", "other words") if has_words else ("the rival class", "random classes")
+        reason = f"The rank correlation with the heatmap of {rival}, {names[0]}, is {correlations[0]:.2f}"
+        if len(rivals) > 1:
+            reason += f". For {len(rivals) - 1} {others}, it is {value:.2f} on average"
         outcome: Outcome = "passed"
         if bool((random_correlations >= limit).all()):
-            outcome = "failed"
+            # A colour and its object are two words of one place, so one other word with the same heatmap proves nothing.
+            outcome = "undecided" if self.words and len(rivals) == 1 else "failed"
             reason += f". At {limit:.2f} or more, two heatmaps count as the same: the heatmap ignores the class"
         fields: Any = {"rivals": rivals, "rival_names": names, "rival_maps": maps, "rival_correlations": correlations}
         self.artifacts = replace(self.artifacts, **fields)
         return [TestResult("classes", outcome, value, f"{reason}.")]
+
+    def _choose_rivals(self) -> tuple[int, ...]:
+        """Return the most probable other class and random classes, or the words that depend most on the image."""
+        subject, generator = self.subject, make_generator(self.seed, "other classes")
+        if len(self.words) > 1:
+            return tuple(rank_other_words(self.words, int(subject.classes))[: 1 + RANDOM_CLASSES])
+        rival, count = int(find_rivals(subject)), subject.all_probabilities.shape[1]
+        shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
+        return (rival, *[index for index in shuffled if index not in (rival, int(subject.classes))][:RANDOM_CLASSES])
 
     def _test_randomisation(self, heatmap: Tensor, limit: float) -> list[TestResult]:
         subject = self.subject
@@ -407,7 +436,7 @@ class SanityChecks:
 
     def _test_other_image(self, heatmap: Tensor, limit: float) -> list[TestResult]:
         """Return a list with a failed placement test if another image has the same heatmap, otherwise an empty list."""
-        if self.has_fixed_place:
+        if not self.fits_other_images:
             return []
         other_heatmap = self.compute_heatmaps(self._choose_other_images()[:1])
         correlation = float(rank_correlation(heatmap, other_heatmap))
@@ -487,9 +516,10 @@ class SanityChecks:
             *_, (_, model) = randomise_in_stages(self.subject, 1, self.seed)
             return self._explain_grid(grid, model=model)
 
-        makers = {} if self.has_fixed_place else {"another image": explain_other_image}
+        makers = {"another image": explain_other_image} if self.fits_other_images else {}
         explain_rival = partial(self._explain_grid, grid, index=self.artifacts.rivals[0])
-        return {**makers, RIVAL: explain_rival, "random weights": explain_random_network}
+        rival = ANOTHER_WORD if len(self.words) > 1 else RIVAL
+        return {**makers, rival: explain_rival, "random weights": explain_random_network}
 
     def _explain_grid(self, grid: PlacementGrid, **options: Any) -> Tensor:
         images = grid.images[:1] if grid.is_alone else grid.images  # Without a grid, all images are equal.
@@ -521,7 +551,7 @@ def _evaluate_placement(order: Tensor) -> TestResult:
 def _evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effects: Sequence[float]) -> TestResult:
     # If only the rival's heatmap is better, the test does not fail, because similar classes may depend on the same
     # pixels.
-    strict_controls = [control for control in controls if control.name != RIVAL]
+    strict_controls = [control for control in controls if control.name not in RIVALS]
     best = max(strict_controls, key=lambda control: control.effect)
     reason = (
         f"{max(0.0, effect) * 100:.0f} % of the class's evidence lies on the marked pixels. "
