@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,27 +20,35 @@ from torch.nn import functional as F
 from gradcam.adapters.captioning import PICTURES, GenerativeCaptioner
 from gradcam.adapters.tokenizers import SAVE
 from gradcam.errors import ImageError, ModelError, TargetError
-from gradcam.hooks.containers import Batch
+from gradcam.hooks.containers import Batch, Window
 from gradcam.layers.pieces import WHOLE, NumberedView, Numbers, Pieces, Size, View
 
 DUMMY_SIZE = 256  # Side of a blank image, in pixels. Processors insert placeholder tokens only with an image.
-MAX_TILE_GAP = 2  # Tokens of two tiles of an image are at most this far apart, if markers name the tiles.
 COMPARED_SIDE = 32  # Tiles are compared with the thumbnail at this size.
 
 
 class VisionLanguageModel(GenerativeCaptioner):
     """LLaVA and similar models. The processor passes each image as one piece (M,C,H,W).
 
-    `text_modules` are the names of modules that process text tokens.
+    `projector` is the name of the module between image encoder and text model, and `text_modules` are the names of
+    modules that process text tokens. `pieces_type` describes the processor's pieces.
     """
 
     tower = "model.vision_tower"
+    projector: ClassVar[str] = "model.multi_modal_projector"
     text_modules: ClassVar[tuple[str, ...]] = ("model.language_model", "lm_head")
+    pieces_type: ClassVar[type[Pieces]] = Pieces
     usual_prompts = ("Describe the picture in a sentence.",)
 
     @property
     def own_layer(self) -> str | None:
+        # A norm is scale-invariant. Before a norm, gradient times activation would sum to zero over each of its tokens.
+        for name, _ in self.model.get_submodule(self.projector).named_children():
+            if "norm" in name or name == "ln_q":
+                return f"{self.projector}.{name}"
         states = getattr(self.model.config, "vision_feature_layer", None)
+        if states == -1:  # Some versions of transformers take the last state before the tower's final norm, others after.
+            return f"{self.projector}.linear_1"
         return super().own_layer if states is None else find_block(self.model, self.tower, states)
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
@@ -65,6 +74,9 @@ class VisionLanguageModel(GenerativeCaptioner):
 
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         arguments = super().complete_arguments(batch)
+        arguments.pop(
+            "labels", None
+        )  # PaliGemma's processor adds labels, which would not fit the prompt and an answer.
         if "input_ids" not in arguments:
             problem = f"{type(self.model).__name__} needs a prompt with a placeholder for the image"
             expected = f"a dict with {PICTURES}, input_ids and attention_mask."
@@ -82,7 +94,7 @@ class VisionLanguageModel(GenerativeCaptioner):
                 f"{PICTURES} is {type(pixels).__name__}, expected the floating-point tensor of {name}'s processor."
             )
         device = next(self.model.parameters()).device
-        if pixels.device != device and not hasattr(self.model, "hf_device_map"):
+        if pixels.device != device and not hasattr(self.model, "_hf_hook"):  # Accelerate's hooks move the inputs.
             raise ImageError(
                 f"The inputs are on {pixels.device}, but {name} is on {device}: move them with inputs.to('{device}')."
             )
@@ -137,13 +149,12 @@ class VisionLanguageModel(GenerativeCaptioner):
         views: Sequence[Sequence[View]],
         sizes: Sequence[Size],
         mask: Tensor | None,
-        kind: type[Pieces] = Pieces,
         **fields: Any,
     ) -> Pieces:
         """Return the pieces, with the sizes in pixels of each piece and of each image's heatmap."""
         grids = [(height // self._patch, width // self._patch) for height, width in piece_sizes]
         fields |= {"merge": self.merge, "placeholders": mask}
-        pieces = kind(grids, views, [0] * len(views), sizes, **fields)
+        pieces = self.pieces_type(grids, views, [0] * len(views), sizes, **fields)
         samples, sample, room = [], 0, -1
         counts = [] if mask is None else mask.sum(1).tolist()
         for image in range(len(views)):
@@ -166,12 +177,6 @@ class TiledModel(VisionLanguageModel):
     """
 
     @property
-    def own_layer(self) -> str | None:
-        # By default, InternVL's language model reads the image tower's output after the final norm.
-        is_last = self.model.config.vision_feature_layer == -1 and self.model.config.model_type == "internvl"
-        return f"{self.tower}:last_hidden_state" if is_last else super().own_layer
-
-    @property
     def merge(self) -> int:
         ratio = getattr(self.model.config, "downsample_ratio", None)
         return super().merge if ratio is None else round(1 / ratio)
@@ -182,7 +187,7 @@ class TiledModel(VisionLanguageModel):
         tokens = (side_y // self._patch // self.merge) * (side_x // self._patch // self.merge)
         views, sizes = [], []
         start = 0
-        for count in [1] * len(pixels) if mask is None else _count_tiles(mask, tokens):
+        for count in [1] * len(pixels) if mask is None else _count_tiles(inputs["input_ids"], mask, tokens):
             thumbnail = start + count - 1
             rows, columns = (1, 1) if count == 1 else arrange_tiles(pixels[start:thumbnail], pixels[thumbnail])
             image_views = [View(((thumbnail,),))]
@@ -200,11 +205,8 @@ class Idefics(VisionLanguageModel):
     """SmolVLM and Idefics 3: tiles (S,P,C,H,W), and a thumbnail after the tiles. Markers in the text separate the tiles."""
 
     tower = "model.vision_model"
+    projector = "model.connector"
     text_modules = ("model.text_model", "lm_head")
-
-    @property
-    def own_layer(self) -> str | None:
-        return f"{self.tower}:last_hidden_state"
 
     @property
     def merge(self) -> int:
@@ -222,61 +224,25 @@ class Idefics(VisionLanguageModel):
         tokens = (side_y // self._patch // self.merge) * (side_x // self._patch // self.merge)
         views, sizes, start = [], [], 0
         for row, row_mask, count in zip(ids.tolist(), mask.tolist(), is_real.sum(1).tolist()):
-            starts = _list_runs(row_mask, tokens)
-            if len(starts) != count:
-                raise ValueError(f"the text has tokens for {len(starts)} tile(s), and the image has {count}")
-            markers = [row[position - 1] for position in starts]
-            first = 0
-            for last in (k for k, marker in enumerate(markers) if marker == markers[-1]):  # the thumbnails
-                image_views, size = [View(((start + last,),), windows[start + last])], (side_y, side_x)
-                if last > first:
-                    gaps = [starts[k + 1] - starts[k] for k in range(first, last - 1)]
+            images = _list_runs(row, row_mask)
+            if any(length != tokens for runs in images for _, length in runs) or sum(map(len, images)) != count:
+                raise ValueError(
+                    f"the text has {sum(row_mask)} image tokens, and the image has {count} tiles of {tokens}"
+                )
+            for runs in images:
+                thumbnail = start + len(runs) - 1
+                image_views, size = [View(((thumbnail,),), windows[thumbnail])], (side_y, side_x)
+                if len(runs) > 1:
+                    gaps = [after - before for (before, _), (after, _) in pairwise(runs[:-1])]
                     rows = 1 + sum(gap > min(gaps) for gap in gaps) if len(set(gaps)) > 1 else _guess_rows(gaps, tokens)
-                    columns = (last - first) // rows
-                    image_views.append(_view_of_tiles(start + first, rows, columns))
+                    columns = (len(runs) - 1) // rows
+                    image_views.append(_view_of_tiles(start, rows, columns))
                     size = (rows * side_y, columns * side_x)
                 _, _, height, width = image_views[-1].window
                 views.append(tuple(image_views))
                 sizes.append((max(1, round(size[0] * height)), max(1, round(size[1] * width))))
-                first = last + 1
-            start += count
+                start += len(runs)
         return self._make_pieces([(side_y, side_x)] * start, views, sizes, mask)
-
-
-class LlavaNext(VisionLanguageModel):
-    """LLaVA-NeXT and LLaVA-OneVision: the whole image at a fixed size, then tiles of the enlarged and padded image."""
-
-    def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
-        from transformers.image_processing_utils import select_best_resolution
-
-        pixels, config = inputs[PICTURES], self.model.config
-        side = int(config.vision_config.image_size)
-        counts = inputs.get("batch_num_images")
-        images = [(int(height), int(width)) for height, width in inputs["image_sizes"]]
-        is_cut = [True] * len(images) if counts is None else [n == 1 for n in counts.tolist() for _ in range(n)]
-        rows_per_image = len(images) if pixels.ndim == 5 else None
-        if rows_per_image is not None and len(pixels) != rows_per_image:
-            raise ValueError(f"there are {len(pixels)} images, but {rows_per_image} image sizes")
-        views, start = [], 0
-        for (height, width), cut in zip(images, is_cut):
-            image_views = [View(((start,),))]
-            start += 1
-            if cut:
-                best_height, best_width = select_best_resolution((height, width), config.image_grid_pinpoints)
-                scale = min(best_height / height, best_width / width)
-                fitted = min(math.ceil(height * scale), best_height), min(math.ceil(width * scale), best_width)
-                top, left = (best_height - fitted[0]) // 2, (best_width - fitted[1]) // 2
-                window = (top / best_height, left / best_width, fitted[0] / best_height, fitted[1] / best_width)
-                rows, columns = best_height // side, best_width // side
-                image_views.append(replace(_view_of_tiles(start, rows, columns), window=window))
-                start += rows * columns
-            views.append(tuple(image_views))
-        available = int(pixels.shape[1]) if pixels.ndim == 5 else len(pixels)
-        if max(1 + sum(map(len, row[-1].pieces)) if len(row) > 1 else 1 for row in views) > available:
-            raise ValueError("there are fewer tiles than image_sizes needs")
-        aspect = getattr(config, "vision_aspect_ratio", None)
-        max_tiles = int(aspect.rpartition("_")[2]) if aspect else None
-        return self._make_pieces([(side, side)] * start, views, images, mask, AnyresPieces, max_tiles=max_tiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,7 +264,7 @@ class AnyresPieces(Pieces):
     def number_image_tokens(self, image: int) -> list[NumberedView]:
         base: Size = self.grids[self.views[image][0].pieces[0][0]]
         start = math.prod(base)
-        views: list[NumberedView] = [(np.arange(start).reshape(base), WHOLE)]
+        views: list[NumberedView] = [(np.arange(start).reshape(base), self.views[image][0].window)]
         if len(self.views[image]) > 1:
             height, width = self._find_tile_grid(image)
             views.append((start + np.arange(height * (width + 1)).reshape(height, width + 1)[:, :width], WHOLE))
@@ -322,39 +288,36 @@ class AnyresPieces(Pieces):
         return height, width
 
 
-class QwenVl(VisionLanguageModel):
-    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: rows of patches (T,D) of all images, and the patch grid of each image."""
+class LlavaNext(VisionLanguageModel):
+    """LLaVA-NeXT and LLaVA-OneVision: the whole image at a fixed size, then tiles of the enlarged and padded image."""
 
-    tower = "model.visual"
-
-    @property
-    def own_layer(self) -> str | None:
-        # The merger begins with a norm. Before a norm, gradient times activation would sum to zero at each token.
-        merger = self.model.get_submodule(f"{self.tower}.merger")
-        return next(f"{self.tower}.merger.{name}" for name in ("ln_q", "norm") if hasattr(merger, name))
-
-    @property
-    def merge(self) -> int:
-        return int(self.model.config.vision_config.spatial_merge_size)
-
-    def to_pieces(self, inputs: dict[str, Any]) -> Batch:
-        if inputs.get("pixel_values_videos") is not None:
-            raise ImageError("The inputs have a video: expected images. Pass the frames as images.")
-        return super().to_pieces(inputs)
+    pieces_type = AnyresPieces
 
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
-        pixels, grids = inputs[PICTURES], [tuple(map(int, row)) for row in inputs["image_grid_thw"]]
-        if pixels.ndim != 2 or len(pixels) != sum(map(math.prod, grids)):
-            raise ValueError(f"image_grid_thw stands for {sum(map(math.prod, grids))} patches")
-        if any(frames != 1 for frames, _, _ in grids):
-            raise ValueError("an image has several frames")
-        sizes = [(height * self._patch, width * self._patch) for _, height, width in grids]
-        config = self.model.config.vision_config
-        window = getattr(config, "window_size", None)
-        window = None if window is None else window // self.merge // self._patch
-        views = [(View(((number,),)),) for number in range(len(grids))]
-        fields: Any = {"has_blocks": True, "window": window}
-        return self._make_pieces(sizes, views, sizes, mask, WindowedPieces, **fields)
+        from transformers.image_processing_utils import select_best_resolution
+
+        pixels, config = inputs[PICTURES], self.model.config
+        side, counts = int(config.vision_config.image_size), inputs.get("batch_num_images")
+        images = [(int(height), int(width)) for height, width in inputs["image_sizes"]]
+        is_cut = [True] * len(images) if counts is None else [n == 1 for n in counts.tolist() for _ in range(n)]
+        if pixels.ndim == 5 and len(pixels) != len(images):
+            raise ValueError(f"there are {len(pixels)} images, but {len(images)} image sizes")
+        views: list[list[View]] = []
+        start, pieces_per_image = 0, []
+        for size, cut in zip(images, is_cut, strict=True):
+            if cut:
+                canvas = select_best_resolution(size, config.image_grid_pinpoints)
+                tiles = _view_of_tiles(start + 1, canvas[0] // side, canvas[1] // side)
+                views.append([View(((start,),)), replace(tiles, window=_fit_window(size, canvas))])
+            else:  # If a prompt has several images, LLaVA-OneVision's processor pads each image to a square.
+                views.append([View(((start,),), _fit_window(size, (max(size), max(size))))])
+            pieces_per_image.append(sum(len(row) for view in views[-1] for row in view.pieces))
+            start += pieces_per_image[-1]
+        if max(pieces_per_image) > pixels.shape[1] if pixels.ndim == 5 else start != len(pixels):
+            raise ValueError(f"image_sizes needs {max(pieces_per_image)} tiles")
+        aspect = getattr(config, "vision_aspect_ratio", None)
+        max_tiles = int(aspect.rpartition("_")[2]) if aspect else None
+        return self._make_pieces([(side, side)] * start, views, images, mask, max_tiles=max_tiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,30 +342,35 @@ class WindowedPieces(Pieces):
         return positions[ranks // area] * area + ranks % area
 
 
-class MistralVl(VisionLanguageModel):
-    """Mistral 3: images of various sizes (M,C,H,W), padded to the largest size, and a projector that begins with a norm."""
+class QwenVl(VisionLanguageModel):
+    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: rows of patches (T,D) of all images, and the patch grid of each image."""
 
-    own_layer = "model.multi_modal_projector.norm"
-
-
-class Florence(VisionLanguageModel):
-    """Florence-2: a language model with an encoder, which reads the mean of the image's patches, and then the patches."""
-
-    text_modules = ("model.language_model", "lm_head")
-    starts = ("decoder_start_token_id", "bos_token_id")
-    ids_name = "decoder_input_ids"
+    tower = "model.visual"
+    projector = "model.visual.merger"
+    pieces_type = WindowedPieces
 
     @property
-    def own_layer(self) -> str | None:
-        return f"{self.tower}:last_hidden_state"
+    def merge(self) -> int:
+        return int(self.model.config.vision_config.spatial_merge_size)
 
-    @property
-    def _patch(self) -> int:
-        return math.prod(self.model.config.vision_config.patch_stride)
+    def to_pieces(self, inputs: dict[str, Any]) -> Batch:
+        if inputs.get("pixel_values_videos") is not None:
+            raise ImageError("The inputs have a video: expected images. Pass the frames as images.")
+        return super().to_pieces(inputs)
 
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
-        pieces = super().read_pieces(inputs, mask)
-        return FlorencePieces(**vars(pieces))
+        pixels, grids = inputs[PICTURES], [tuple(map(int, row)) for row in inputs["image_grid_thw"]]
+        if pixels.ndim != 2 or len(pixels) != sum(map(math.prod, grids)):
+            raise ValueError(f"image_grid_thw stands for {sum(map(math.prod, grids))} patches")
+        if any(frames != 1 for frames, _, _ in grids):
+            raise ValueError("an image has several frames")
+        sizes = [(height * self._patch, width * self._patch) for _, height, width in grids]
+        config = self.model.config.vision_config
+        window = getattr(config, "window_size", None)
+        window = None if window is None else window // self.merge // self._patch
+        views = [(View(((number,),)),) for number in range(len(grids))]
+        fields: Any = {"has_blocks": True, "window": window}
+        return self._make_pieces(sizes, views, sizes, mask, **fields)
 
 
 class FlorencePieces(Pieces):
@@ -413,6 +381,19 @@ class FlorencePieces(Pieces):
 
     def number_image_tokens(self, image: int) -> list[NumberedView]:
         return [(numbers + 1, window) for numbers, window in super().number_image_tokens(image)]
+
+
+class Florence(VisionLanguageModel):
+    """Florence-2: a language model with an encoder, which reads the mean of the image's patches, and then the patches."""
+
+    text_modules = ("model.language_model", "lm_head")
+    starts = ("decoder_start_token_id", "bos_token_id")
+    ids_name = "decoder_input_ids"
+    pieces_type = FlorencePieces
+
+    @property
+    def _patch(self) -> int:
+        return math.prod(self.model.config.vision_config.patch_stride)
 
 
 class Kosmos(VisionLanguageModel):
@@ -442,29 +423,40 @@ def arrange_tiles(tiles: Tensor, thumbnail: Tensor) -> Size:
     return min(errors, key=errors.__getitem__)
 
 
+def _fit_window(size: Size, canvas: Size) -> Window:
+    """Return the part of a canvas that an image covers, if the image is resized to fit and placed in the centre."""
+    scale = min(side / length for length, side in zip(size, canvas))
+    height, width = (min(math.ceil(length * scale), side) for length, side in zip(size, canvas))
+    top, left = (canvas[0] - height) // 2, (canvas[1] - width) // 2
+    return top / canvas[0], left / canvas[1], height / canvas[0], width / canvas[1]
+
+
 def _view_of_tiles(start: int, rows: int, columns: int) -> View:
     return View(tuple(tuple(range(start + row * columns, start + (row + 1) * columns)) for row in range(rows)))
 
 
-def _count_tiles(mask: Tensor, tokens: int) -> list[int]:
-    """Return the number of tiles of each image, from the image tokens (S,L). A tile has `tokens` tokens."""
-    counts = []
-    for row in mask.tolist():
-        positions = [position for position, is_token in enumerate(row) if is_token]
-        starts = [0, *(k for k in range(1, len(positions)) if positions[k] - positions[k - 1] > MAX_TILE_GAP)]
-        lengths = [stop - start for start, stop in zip(starts, [*starts[1:], len(positions)])] if positions else []
-        if any(length % tokens for length in lengths):
-            raise ValueError(f"{sum(lengths)} image tokens are not a multiple of the {tokens} tokens of a tile")
-        counts += [length // tokens for length in lengths]
-    return counts
+def _count_tiles(ids: Tensor, mask: Tensor, tokens: int) -> list[int]:
+    """Return the number of tiles of each image, from the text's tokens (S,L). A tile has `tokens` image tokens."""
+    images = [runs for row, row_mask in zip(ids.tolist(), mask.tolist()) for runs in _list_runs(row, row_mask)]
+    lengths = [sum(length for _, length in runs) for runs in images]
+    if any(length % tokens for length in lengths):
+        raise ValueError(f"{sum(lengths)} image tokens are not a multiple of the {tokens} tokens of a tile")
+    return [length // tokens for length in lengths]
 
 
-def _list_runs(mask: Sequence[bool], tokens: int) -> list[int]:
-    """Return the position of each tile's first token. Raise `ValueError` if a tile has not `tokens` tokens."""
+def _list_runs(row: Sequence[int], mask: Sequence[bool]) -> list[list[tuple[int, int]]]:
+    """Return the runs of image tokens of each image, as pairs of the first position and the length.
+
+    The last run of an image, such as its thumbnail, has the same marker (the token before it) as the last run of all.
+    """
     starts = [i for i, is_token in enumerate(mask) if is_token and (i == 0 or not mask[i - 1])]
-    if any(not all(mask[start : start + tokens]) or len(mask) < start + tokens for start in starts):
-        raise ValueError(f"a tile does not have {tokens} image tokens")
-    return starts
+    markers = [row[start - 1] for start in starts]
+    images: list[list[tuple[int, int]]] = [[]]
+    for start, marker in zip(starts, markers):
+        images[-1].append((start, [*mask[start:], False].index(False)))
+        if marker == markers[-1]:
+            images.append([])
+    return images[:-1]
 
 
 def _guess_rows(gaps: Sequence[int], tokens: int) -> int:
@@ -473,7 +465,7 @@ def _guess_rows(gaps: Sequence[int], tokens: int) -> int:
     return 1 if not gaps or gaps[0] <= tokens + 2 else len(gaps) + 1
 
 
-def _find_window(area: Tensor) -> tuple[float, float, float, float]:
+def _find_window(area: Tensor) -> Window:
     """Return the part of a tile that the image covers, from the tile's attention mask (H,W)."""
     height, width = int(area.any(1).sum()), int(area.any(0).sum())
     return 0, 0, height / area.shape[0], width / area.shape[1]

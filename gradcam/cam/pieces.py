@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +14,9 @@ from gradcam.adapters import find_family
 from gradcam.adapters.captioning import GenerativeCaptioner
 from gradcam.cam.forward import RecordedPass
 from gradcam.cam.methods.base import Method
-from gradcam.cam.views import crop_to_windows
+from gradcam.cam.postprocess import resize
 from gradcam.errors import LayerError, TargetError
-from gradcam.layers.frames import Frame
+from gradcam.layers.pieces import TokenLayout
 from gradcam.options import ExplainOptions
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, ScoreExtractor, TargetScores
 from gradcam.targets.classes import compute_scores
@@ -65,10 +66,20 @@ class ImageRows(ScoreExtractor):
 
 
 def crop_views(levels: Sequence[Tensor], recorded: RecordedPass, layer: str) -> Sequence[Tensor]:
-    """Crop the maps of each view to the part of the view that the image covers."""
+    """Crop the maps of each view to the part of the view that the image covers, and resize them to one size."""
     names = {name for part in layer.split(" + ") for name in recorded.names_by_layer[part]}
     layouts: list[Any] = [layout for view, layout in recorded.layouts.items() if view.split(" (view ")[0] in names]
-    frames = [Frame(layout.grid, layout.windows) for layout in layouts]
-    return [
-        level if frame.is_whole else crop_to_windows(level, frame) for level, frame in zip(levels, frames, strict=True)
-    ]
+    return [_crop_view(level, layout) for level, layout in zip(levels, layouts, strict=True)]
+
+
+def _crop_view(maps: Tensor, layout: TokenLayout) -> Tensor:
+    if all(window == (0, 0, *layout.grid) for window in layout.windows):
+        return maps
+    size = [math.ceil(max(window[axis] for window in layout.windows) - 1e-6) for axis in (2, 3)]
+    crops = []
+    for image, (numbers, (top, left, rows, columns)) in enumerate(zip(layout.numbers, layout.windows)):
+        # Cut off the padding of smaller images before the interpolation, which would mix it with cells at the border.
+        height, width = (int((numbers >= 0).any(axis).sum()) or numbers.shape[1 - axis] for axis in (1, 0))
+        cells = maps[image : image + 1, :, :height, :width]
+        crops.append(resize(cells, size, signed=True, part=((top, left), (rows, columns))))
+    return torch.cat(crops)

@@ -106,7 +106,11 @@ class Pieces:
     def number_pieces(self, layer: str, shape: Sequence[int]) -> list[Numbers]:
         """Return the token numbers of each piece's cells in an output (...,C) of the vision tower or the projector."""
         if len(shape) == 4 and shape[0] == len(self.grids):
-            return list(np.arange(math.prod(shape[:3])).reshape(shape[:3]))
+            cells = np.arange(math.prod(shape[:3])).reshape(shape[:3])
+            # Smaller images lie in the upper left corner, and the rest is padding.
+            shares = np.array(self.grids) / np.max(self.grids, axis=0)
+            ends = np.ceil(shares * shape[1:3] - 1e-6).astype(int)
+            return [row[:height, :width] for row, (height, width) in zip(cells, ends)]
         tokens = shape[-2] if len(shape) in (2, 3) else 0
         for factor in (1, self.merge):
             grids = [(height // factor, width // factor) for height, width in self.grids]
@@ -208,7 +212,7 @@ def _to_layout(views: Sequence[Sequence[NumberedView]], k: int, axis: int, devic
     height, width = (max(sides) for sides in zip(*(numbers.shape for numbers, _ in selected)))
     padded, windows = np.full((len(selected), height, width), -1), []
     for target, (numbers, (top, left, rows, columns)) in zip(padded, selected):
-        h, w = numbers.shape if numbers.size else (height, width)
-        target[: numbers.shape[0], : numbers.shape[1]] = numbers
+        h, w = numbers.shape
+        target[:h, :w] = numbers
         windows.append((top * h, left * w, rows * h, columns * w))
     return TokenLayout(torch.from_numpy(padded).to(device), axis, tuple(windows))
