@@ -17,6 +17,7 @@ from gradcam.evaluation.heatmap_sources import Control, CustomFunction, Explaina
 from gradcam.evaluation.subject import check_heatmaps, make_generator, scale_to_unit
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
+from gradcam.models.instance_scores import ScoreModel
 from gradcam.options import Progress
 from gradcam.targets.classes import ClassTarget
 
@@ -150,9 +151,10 @@ class Explainer:
             by_layer.setdefault(layer if method.place == "layer" else next(iter(by_layer), None), []).append(method)
         shared = {"target": target, "reshape": self.reshape, **self.options}
         maps: dict[str, Tensor] = {}
+        inputs = model.to_inputs(images) if isinstance(model, ScoreModel) else images
         for layer, layer_methods in by_layer.items():
             layers = [] if layer is None else [layer]
-            explanations = compare(model, images, layers=layers, methods=layer_methods, **shared)
+            explanations = compare(model, inputs, layers=layers, methods=layer_methods, **shared)
             maps |= {method: explanation.heatmaps for (_, method), explanation in explanations.items()}
         return maps
 

@@ -15,9 +15,11 @@ from gradcam.cam.methods.base import Method
 from gradcam.cam.verify_layout import find_misplacement
 from gradcam.errors import GradcamError, ModelError, describe_unexpected, shorten
 from gradcam.evaluation.checks.control_maps import (
+    ANOTHER_WORD,
     CONTROL_DESCRIPTIONS,
     MIN_EFFECT_GAIN,
     RIVAL,
+    RIVALS,
     ControlMap,
     compare_with_control,
     make_control_maps,
@@ -36,6 +38,7 @@ from gradcam.evaluation.checks.placement import (
 )
 from gradcam.evaluation.checks.uncertainty import MAX_NOISE_SHARE, add_noise, spread, undo_views, view_images
 from gradcam.evaluation.checks.verdict import MIN_SAME_CORRELATION, Verdict
+from gradcam.evaluation.checks.words import describe_word_from_text, rank_other_words
 from gradcam.evaluation.explainers import Explainer, StepCounter, run_explain
 from gradcam.evaluation.heatmap_sources import ExplainFunction, find_explainable
 from gradcam.evaluation.metrics.soundness import (
@@ -56,6 +59,7 @@ from gradcam.models.labels import name_class
 from gradcam.models.preprocess import find_canvas
 from gradcam.models.task_models import TaskModel
 from gradcam.options import Progress, accept_old_parameters
+from gradcam.targets.base import Instance
 from gradcam.targets.classes import ClassTarget
 
 RANDOMISATION_STAGES = 3  # Stage 1 randomises the head, stage 2 also half of the layers, stage 3 all layers.
@@ -193,12 +197,16 @@ def check(
     explain = Explainer((source,), layer_name, score, classifier.activation, reshape, seed).only(source.name)
     class_index = int(subject.classes)
     kind = classifier.instance(class_index).kind if isinstance(classifier, PictureScores) else "class"
+    words = classifier.instances if isinstance(classifier, PictureScores) and kind == "word" else ()
+    is_in_pieces = isinstance(classifier, PictureScores) and classifier.pixel_size is not None
     others = torch.cat([resize(classifier.batch([other]), images.shape[2:]) for other in comparison_images])
     counter = StepCounter(progress, MAX_HEATMAPS)
-    has_fixed_place, is_probability = kind not in ("class", *COSINE_KINDS), kind in ("class", *PROBABILITY_KINDS)
-    checks = SanityChecks(subject, explain, others, classifier.labels, seed, counter, has_fixed_place, is_probability)
+    checks = SanityChecks(subject, explain, others, classifier.labels, seed, counter, kind, words)
     target_layer = layer_name if isinstance(source, Method) and source.has_layer else None
     tests, controls = checks.run()
+    doubt = None
+    if target_layer and not is_in_pieces:  # The places of pieces are known.
+        doubt = find_misplacement(unwrap(classifier.model), images, target_layer, to_reshape(reshape))
     counter.reach(MAX_HEATMAPS)
     return Verdict(
         tests=tests,
@@ -213,7 +221,7 @@ def check(
         labels=classifier.labels,
         image=crop(prepared.reading.picture, find_canvas(classifier.preprocess, prepared)),
         artifacts=checks.artifacts,
-        doubt=target_layer and find_misplacement(unwrap(classifier.model), images, target_layer, to_reshape(reshape)),
+        doubt=doubt,
         notes=tuple(checks.notes),
     )
 
@@ -237,6 +245,7 @@ def _describe_target(classifier: Classifier, index: int, target: Any) -> dict[st
         return {"index": index, "label": label}
     instance = classifier.instance(index)
     fields = {name: value for name, value in describe_instance(instance, target).items() if value is not None}
+    fields |= {"is_from_text": instance.is_from_text} if instance.kind == "word" else {}
     return {"index": instance.index, "label": instance.name, "title": label, "target_fields": fields}
 
 
@@ -244,9 +253,8 @@ def _describe_target(classifier: Classifier, index: int, target: Any) -> dict[st
 class SanityChecks:
     """The five tests of the heatmap of one image. `other_images` (M,C,H,W) are the comparison images.
 
-    `has_fixed_place` is True if the target has a fixed position in the image, such as a box. Such a target does not
-    exist in other images or in grids. The tests store their data in `artifacts`. `notes` report the control maps that
-    could not be compared.
+    `kind` is "class", or the kind of the instance, such as "box". `words` are all words of the answer, if one of them is
+    tested. The tests store their data in `artifacts`. `notes` report the control maps that could not be compared.
     """
 
     subject: Subject
@@ -255,14 +263,22 @@ class SanityChecks:
     labels: Sequence[str] | None
     seed: int
     counter: StepCounter
-    has_fixed_place: bool
-    is_probability: bool  # True if the target's score is a probability
+    kind: str
+    words: Sequence[Instance] = ()
     notes: list[str] = field(default_factory=list)
     artifacts: CheckArtifacts = field(init=False)
 
+    @property
+    def has_fixed_place(self) -> bool:
+        """Return whether the target has a position, such as a box, so that it does not exist in other images."""
+        return self.kind not in ("class", "word", *COSINE_KINDS)
+
     def run(self) -> tuple[tuple[TestResult, ...], tuple[ControlMap, ...]]:
         """Run the tests until a test fails. If no test fails, compare the heatmap with control maps."""
-        heatmap = self.compute_heatmaps(self.subject.images)
+        heatmap, index = self.compute_heatmaps(self.subject.images), int(self.subject.classes)
+        if self.words and (reason := describe_word_from_text(self.words[index % len(self.words)])):
+            self.artifacts = CheckArtifacts(heatmap[0], heatmap[:0], heatmap.new_zeros(0))
+            return (TestResult("covering", "undecided", 0.0, reason),), ()
         limit = self._add_noise(heatmap)
         if bool(heatmap.amax() == heatmap.amin()):
             return (TestResult("covering", "failed", 0.0, CONSTANT_MESSAGE),), ()
@@ -305,11 +321,11 @@ class SanityChecks:
 
     def _describe_too_little(self, heatmap: Tensor) -> str | None:
         """Return a sentence that says why there is too little evidence to explain; None if there is enough evidence."""
-        if not self.is_probability:
+        if self.kind not in ("class", *PROBABILITY_KINDS):
             return None
         subject = self.subject
         probability, count = float(subject.probabilities), subject.all_probabilities.shape[1]
-        if not self.has_fixed_place and probability < 1 / count + MIN_PROBABILITY_ABOVE_CHANCE:
+        if self.kind == "class" and probability < 1 / count + MIN_PROBABILITY_ABOVE_CHANCE:
             return f"The probability is {probability:.2f}, near chance: there is too little evidence to explain."
         grid = place_alone(subject, self.other_images)
         masks = torch.stack([grid.mark(heatmap.expand(CELLS, -1, -1)), grid.cells])
@@ -358,26 +374,36 @@ class SanityChecks:
         return TestResult("stability", "failed" if value <= chance else outcome, value, reason)
 
     def _test_classes(self, heatmap: Tensor, limit: float) -> list[TestResult]:
-        subject, generator = self.subject, make_generator(self.seed, "other classes")
-        rival, count = int(find_rivals(subject)), subject.all_probabilities.shape[1]
-        shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
-        random_classes = [index for index in shuffled if index not in (rival, int(subject.classes))][:RANDOM_CLASSES]
-        maps = torch.cat([self.compute_heatmaps(subject.images, index) for index in (rival, *random_classes)])
+        subject = self.subject
+        rivals = self._choose_rivals()
+        maps = torch.cat([self.compute_heatmaps(subject.images, index) for index in rivals])
         correlations = rank_correlation(heatmap.expand_as(maps), maps)
-        random_correlations = correlations[1:] if random_classes else correlations
+        random_correlations = correlations[1:] if len(rivals) > 1 else correlations
         value = float(random_correlations.mean())
-        rivals = (rival, *random_classes)
         names = tuple(name_class(index, None if self.labels is None else self.labels[index]) for index in rivals)
-        reason = f"The rank correlation with the heatmap of the rival class, {names[0]}, is {correlations[0]:.2f}"
-        if random_classes:
-            reason += f". For {len(random_classes)} random classes, it is {value:.2f} on average"
+        has_words = len(self.words) > 1
+        rival, others = ("another word", "further words") if has_words else ("the rival class", "random classes")
+        reason = f"The rank correlation with the heatmap of {rival}, {names[0]}, is {correlations[0]:.2f}"
+        if len(rivals) > 1:
+            reason += f". For {len(rivals) - 1} {others}, it is {value:.2f} on average"
         outcome: Outcome = "passed"
         if bool((random_correlations >= limit).all()):
-            outcome = "failed"
-            reason += f". At {limit:.2f} or more, two heatmaps count as the same: the heatmap ignores the class"
+            # A colour and its object are two words of one place, so one other word with the same heatmap proves nothing.
+            outcome = "undecided" if self.words and len(rivals) == 1 else "failed"
+            ignored = "word" if self.words else "class"
+            reason += f". At {limit:.2f} or more, two heatmaps count as the same: the heatmap ignores the {ignored}"
         fields: Any = {"rivals": rivals, "rival_names": names, "rival_maps": maps, "rival_correlations": correlations}
         self.artifacts = replace(self.artifacts, **fields)
         return [TestResult("classes", outcome, value, f"{reason}.")]
+
+    def _choose_rivals(self) -> tuple[int, ...]:
+        """Return the most probable other class and random classes, or the words that depend most on the image."""
+        subject, generator = self.subject, make_generator(self.seed, "other classes")
+        if len(self.words) > 1:
+            return tuple(rank_other_words(self.words, int(subject.classes))[: 1 + RANDOM_CLASSES])
+        rival, count = int(find_rivals(subject)), subject.all_probabilities.shape[1]
+        shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
+        return (rival, *[index for index in shuffled if index not in (rival, int(subject.classes))][:RANDOM_CLASSES])
 
     def _test_randomisation(self, heatmap: Tensor, limit: float) -> list[TestResult]:
         subject = self.subject
@@ -422,13 +448,15 @@ class SanityChecks:
 
     def _test_placement(self, heatmap: Tensor, other_images: Tensor) -> tuple[PlacementGrid, Tensor, list[TestResult]]:
         """Return the test images, the heatmaps, and the results. A target with a fixed position gets no results."""
-        grid = None if self.has_fixed_place else find_recognised_grid(self.subject, other_images)
+        # A word belongs to the text before it, which does not describe a grid of several images.
+        is_alone = self.has_fixed_place or bool(self.words)
+        grid = None if is_alone else find_recognised_grid(self.subject, other_images)
         placed_maps, results, view_maps = heatmap.expand(CELLS, -1, -1), list[TestResult](), heatmap
         if grid is not None:
             placed_maps = self.compute_heatmaps(grid.images)
             results.append(_evaluate_placement(grid.order(placed_maps)))
         elif not self.has_fixed_place:
-            self.notes.append(ALONE_NOTE)
+            self.notes += [] if self.words else [ALONE_NOTE]
             results.append(self._test_views(heatmap))
         if not self.has_fixed_place:
             view_maps = undo_views(self.compute_heatmaps(view_images(self.subject.images)))
@@ -489,7 +517,11 @@ class SanityChecks:
 
         makers = {} if self.has_fixed_place else {"another image": explain_other_image}
         explain_rival = partial(self._explain_grid, grid, index=self.artifacts.rivals[0])
-        return {**makers, RIVAL: explain_rival, "random weights": explain_random_network}
+        return {
+            **makers,
+            ANOTHER_WORD if len(self.words) > 1 else RIVAL: explain_rival,
+            "random weights": explain_random_network,
+        }
 
     def _explain_grid(self, grid: PlacementGrid, **options: Any) -> Tensor:
         images = grid.images[:1] if grid.is_alone else grid.images  # Without a grid, all images are equal.
@@ -521,7 +553,7 @@ def _evaluate_placement(order: Tensor) -> TestResult:
 def _evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effects: Sequence[float]) -> TestResult:
     # If only the rival's heatmap is better, the test does not fail, because similar classes may depend on the same
     # pixels.
-    strict_controls = [control for control in controls if control.name != RIVAL]
+    strict_controls = [control for control in controls if control.name not in RIVALS]
     best = max(strict_controls, key=lambda control: control.effect)
     reason = (
         f"{max(0.0, effect) * 100:.0f} % of the class's evidence lies on the marked pixels. "

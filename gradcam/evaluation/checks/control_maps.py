@@ -13,12 +13,14 @@ from gradcam.evaluation.explainers import make_centre, make_edges
 from gradcam.evaluation.subject import make_generator
 from gradcam.options import keep_old_names
 
-RIVAL = "rival"
+RIVAL, ANOTHER_WORD = "rival", "another word"
+RIVALS = (RIVAL, ANOTHER_WORD)  # These control maps may be as good as the heatmap.
 CONTROL_DESCRIPTIONS = {
     "mirrored": "the mirrored heatmap",
     "shifted": "the heatmap shifted by a third",
     "another image": "the heatmap of another image",
     RIVAL: "the heatmap of the rival class",
+    ANOTHER_WORD: "the heatmap of another word of the answer",
     "random weights": "the heatmap of a network with random weights",
     "noise": "smooth noise with the heatmap's spectrum",
     "centre": "a blob in the centre",
@@ -38,7 +40,8 @@ class ControlMap:
     Attributes
     ----------
     name : str
-        "mirrored", "shifted", "another image", "rival", "random weights", "noise", "centre" or "edges".
+        "mirrored", "shifted", "another image", "rival" (for words, "another word"), "random weights", "noise", "centre"
+        or "edges".
     order : float or None
         How well the control map ranks the image's pixels above the pixels of three other images: the area under the ROC
         curve, from 0 to 1; chance is 0.5. None if the image was tested alone.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradcam.errors import shorten
-from gradcam.evaluation.checks.control_maps import RIVAL, ControlMap
+from gradcam.evaluation.checks.control_maps import RIVALS, ControlMap
 from gradcam.evaluation.checks.findings import OUTCOMES, PASSED_NOTE, CheckArtifacts, Outcome, TestResult
 from gradcam.evaluation.checks.panel import PanelData, draw_verdict
 from gradcam.images.read import Pixels
@@ -131,12 +131,15 @@ class Verdict:
         if self.distinguished_from:
             words = [control.words for control in self.controls if control.is_distinguished]
             sentences.append(f"The heatmap is distinguished from {', '.join(words)}.")
-        as_good = [control.words for control in self.controls if not control.is_distinguished and control.name != RIVAL]
+        as_good = [
+            control.words for control in self.controls if not control.is_distinguished and control.name not in RIVALS
+        ]
         if as_good:
             sentences.append(f"The heatmap is not distinguished from {', '.join(as_good)}.")
         if self.rival is not None:
-            sentences.append(f"The rival class has the same heatmap: {self.rival}.")
-        if self.outcome == "undecided":
+            noun = "Another word" if "word" in self.target_fields else "The rival class"
+            sentences.append(f"{noun} has the same heatmap: {self.rival}.")
+        if self.outcome == "undecided" and not self.target_fields.get("is_from_text"):
             hint = ", or in which the object is in a different place" if self.controls else ""
             sentences.append(f"For a clearer result, try an image in which the probability is higher{hint}.")
         return " ".join([*sentences, *self.notes])
