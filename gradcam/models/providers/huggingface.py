@@ -26,7 +26,7 @@ from gradcam.images.write import check_pixels
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.geometry import Piece, calibrate, measure
-from gradcam.models.preprocess import Preprocessing, assume_preprocessing
+from gradcam.models.preprocess import ASSUMED, Preprocessing, assume_preprocessing
 from gradcam.models.providers import base
 from gradcam.models.providers.base import Blueprint, Parts
 
@@ -57,7 +57,9 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
     """
     with _open_source(name) as (transformers, source, is_local, config):
         kind = None if task == "classification" else _find_task_class(transformers, config)
-        parts = find_preprocess(transformers, source, is_local, config)
+        # Vision-language models get their preprocessing later, with their prompt.
+        is_vlm = kind is not None and hasattr(next(find_family_classes(kind)), "to_pieces")
+        parts = Parts(nn.Identity(), ASSUMED) if is_vlm else find_preprocess(transformers, source, is_local, config)
         if kind is not None:
             return _load_task_model(source, is_local, parts, kind, config, weights=weights, prompts=prompts)
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
@@ -111,6 +113,8 @@ def _load_task_model(
     family, inputs = reader(model), {}
     if prompts and issubclass(reader, DetectorAdapter) and family.usual_prompts is not None:
         labels = list(prompts)
+    if family.task == "captioning":
+        return replace(parts, model=model, notes=notes, task=reader.task)
     if family.usual_prompts is not None and (words := prompts or family.usual_prompts):
         inputs = family.to_prompts(words)
     return replace(parts, model=model, labels=labels, notes=notes, task=reader.task, inputs=inputs)
@@ -282,6 +286,85 @@ class ProcessorPreprocess:
     @cached_property
     def _calibration(self) -> tuple[float, float]:
         return calibrate(partial(run_processor, self.processor))
+
+
+@dataclass(frozen=True, eq=False)
+class PromptPreprocess:
+    """Preprocessing of a vision-language model. The model's processor gets the image as it is, together with the prompt.
+
+    `measured` is the processor's image processor, or None if its output are rows of patches of the whole image.
+    """
+
+    processor: Any = field(repr=False)
+    measured: ProcessorPreprocess | None
+    _places: dict[tuple[int, int], tuple[Region, Window]] = field(default_factory=dict, repr=False)
+
+    def __call__(self, image: NDArray[Any]) -> Tensor:
+        """Return zeros (3,H,W) of the image's size, which use no memory: only the processor's output is needed."""
+        return torch.zeros(3, 1, 1, dtype=torch.uint8, device="cpu").expand(3, *image.shape[:2])
+
+    def describe(self) -> dict[str, Any]:
+        """Return the image processor's settings as JSON."""
+        return ProcessorPreprocess(self.processor.image_processor).describe()
+
+    def region(self, height: int, width: int) -> Region:
+        """Return the region of an image that the network sees: (top, left, height, width), in whole pixels."""
+        return self.find_place(height, width)[0]
+
+    def find_place(self, height: int, width: int) -> tuple[Region, Window]:
+        """Return the region that the network sees, and its position in the piece, as shares of the piece's sides.
+
+        If an image is cut into several pieces, the pieces show the whole image.
+        """
+        if (height, width) not in self._places:
+            self._places[height, width] = self._find_place(height, width)
+        return self._places[height, width]
+
+    def _find_place(self, height: int, width: int) -> tuple[Region, Window]:
+        measured, whole = self.measured, (0.0, 0.0, 1.0, 1.0)
+        if measured is not None and measured.plain is not None:
+            return measured.plain.region(height, width), whole
+        if measured is None:
+            return (0, 0, height, width), whole
+        pieces = run_processor(measured.processor, np.zeros((height, width, 3), np.uint8))
+        window = None if len(pieces) > 1 else measured.window(height, width)
+        if window is None:
+            return (0, 0, height, width), whole
+        top, left, rows, columns = (length / side for length, side in zip(window, 2 * pieces.shape[-2:]))
+        return measured.region(height, width), (top, left, rows, columns)
+
+
+def make_prompt_preprocess(processor: Any) -> PromptPreprocess:
+    """Return the preprocessing of a vision-language model with this processor."""
+    measured = None
+    with contextlib.suppress(ModelError):  # for processors that return rows of patches
+        measured, _ = make_preprocess(processor.image_processor)
+    return PromptPreprocess(processor, measured)
+
+
+def load_processor(folder: str) -> Any:
+    """Load the processor of a captioner from the model's folder; raise `ModelError` if there is none."""
+    transformers, reason = base.import_extra("transformers", "hf"), "the model was not loaded from a folder"
+    if folder:
+        try:
+            processor = transformers.AutoProcessor.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            return check_processor(processor)
+        except Exception as error:  # For missing or broken files, transformers raises errors of many types.
+            reason = " ".join(str(error).split())[:200]
+    advice = "save it in the model's folder with processor.save_pretrained(folder), or give it in Python: "
+    raise ModelError(
+        f"The model has no processor ({reason}): {advice}gradcam.load_model(model, processor=processor)."
+    )
+
+
+def check_processor(processor: Any) -> Any:
+    """Return a processor of images and text; raise `ModelError` for anything else."""
+    if not callable(processor) or not all(hasattr(processor, name) for name in ("image_processor", "tokenizer")):
+        expected = "a processor of images and text, such as transformers.AutoProcessor.from_pretrained(folder)"
+        raise ModelError(f"The processor is {type(processor).__name__}, expected {expected}.")
+    return processor
 
 
 def run_processor(processor: Any, image: NDArray[np.uint8]) -> Tensor:
