@@ -25,8 +25,7 @@ PICTURES = "pixel_values"
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "image_embeds_position_mask")
 MAX_CAPTION_TOKENS = 40
 PROMPT = "Describe the picture in a sentence."
-# The processors of models that were loaded with `gradcam.load_model`.
-processors: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+_PROCESSORS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()  # by model
 
 
 class GenerativeCaptioner(CaptionerAdapter):
@@ -54,24 +53,32 @@ class GenerativeCaptioner(CaptionerAdapter):
         # norm is scale-invariant.
         return f"{self.tower}:last_hidden_state"
 
-    def run_processor(self, processor: Any, images: Sequence[NDArray[Any]], prompt: str) -> dict[str, Tensor]:
+    @property
+    def processor(self) -> Any:
+        """Return the processor of images and text, if `gradcam.load_model` set one for the model; otherwise None."""
+        return _PROCESSORS.get(self.model)
+
+    @processor.setter
+    def processor(self, processor: Any) -> None:
+        _PROCESSORS[self.model] = processor
+
+    def process(self, images: Sequence[NDArray[Any]], prompt: str) -> dict[str, Tensor]:
         """Return the output of the model's own processor for a prompt with images (H,W,3), RGB, uint8.
 
         Raises `ModelError` if the processor cannot write such a prompt, or belongs to another model.
         """
-        pictures = [Image.fromarray(image) for image in images]
+        processor, pictures = self.processor, [Image.fromarray(image) for image in images]
         try:
             text = self._format_prompt(processor, prompt, len(images))
             start = getattr(processor.tokenizer, "bos_token", None)  # Chat templates may already contain it.
             options: dict[str, Any] = {"add_special_tokens": False} if start and text.startswith(start) else {}
-            output = processor(
-                images=pictures if len(pictures) == 1 else [pictures], text=[text], return_tensors="pt", **options
-            )
+            nested: Any = pictures if len(pictures) == 1 else [pictures]
+            output = processor(images=nested, text=[text], return_tensors="pt", **options)
             return {PICTURES: output[PICTURES]} | {k: v for k, v in output.items() if isinstance(v, Tensor)}
         except Exception as error:  # Processors raise errors of any type.
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
             problem = f"{type(processor).__name__} cannot write a prompt for {type(self.model).__name__} ({reason})"
-            advice = "set the chat_template of the model's own processor, or pass the processor's output to gradcam.explain"
+            advice = "set the chat_template of the model's own processor, or pass its output to gradcam.explain"
             raise ModelError(f"{problem}: {advice}.") from error
 
     def _format_prompt(self, processor: Any, prompt: str, images: int) -> str:
@@ -127,9 +134,9 @@ class GenerativeCaptioner(CaptionerAdapter):
     @property
     def tokenizer(self) -> Any:
         """Return the model's own tokenizer. Raise `TargetError` if there is none."""
-        if self.model in processors:
-            return processors[self.model].tokenizer
-        return load_tokenizer(str(getattr(self.model, "name_or_path", "")))
+        return getattr(self.processor, "tokenizer", None) or load_tokenizer(
+            str(getattr(self.model, "name_or_path", ""))
+        )
 
     def decode_tokens(self, tokens: Sequence[int]) -> list[str]:
         tokenizer = self.tokenizer

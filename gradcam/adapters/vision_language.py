@@ -45,7 +45,9 @@ class VisionLanguageModel(GenerativeCaptioner):
             if "norm" in name or name == "ln_q":
                 return f"{self.projector}.{name}"
         states = getattr(self.model.config, "vision_feature_layer", None)
-        if states == -1:  # Some versions of transformers take the last state before the tower's final norm, others after.
+        if (
+            states == -1
+        ):  # Some versions of transformers take the last state before the tower's final norm, others after.
             return f"{self.projector}.linear_1"
         return super().own_layer if states is None else find_block(self.model, self.tower, states)
 

@@ -102,6 +102,7 @@ def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = 
     answer become classes. Otherwise, only the target's instances become classes. Raises the errors of
     `to_instance_classifier`.
     """
+    model, target = model.for_target(target)
     is_captioner = isinstance(model, Captioner)
     target = model.resolve(target, [picture]) if is_captioner else target  # Generate the answer only once.
     scores, all_targets = to_instance_classifier(model, picture, target), None
@@ -130,7 +131,7 @@ def to_instance_classifier(
     TargetError
         If the target is a function or a position, or if nothing is detected in the image.
     """
-    target = model.list_all() if target is None else target
+    model, target = model.for_target(model.list_all() if target is None else target)
     batch, resolved = model.to_batch([picture]), model.resolve(target, [picture])
     if (part := getattr(resolved, "edge", None) or getattr(resolved, "axis", None)) is not None:
         problem = f"The target is a position, {part}, which has no probability to evaluate."

@@ -511,33 +511,23 @@ def _make_task_model(name: Any, options: _Options, parts: Parts, task: str, thre
 
 
 def _make_captioner(name: Any, options: _Options, parts: Parts, prompts: Sequence[str], processor: Any) -> TaskModel:
-    """Return a captioner. Vision-language models get their own processor; other captioners only if there is one."""
-    family: Any = require_family(parts.model, "captioning")
-    kind, takes_image = type(family.model).__name__, hasattr(family, "to_pieces")
-    if len(prompts) > 1:
-        raise ModelError(f"{kind} takes one prompt, but {len(prompts)} were given.")
-    if prompts and family.plain_prompt is None:
-        raise ModelError(f"{kind} takes no prompt: leave the prompt out.")
-    from gradcam.adapters.captioning import processors
+    """Return a captioner. Vision-language models need their own processor, and other captioners only for a prompt."""
     from gradcam.models.providers import huggingface
 
+    family: Any = require_family(parts.model, "captioning")
+    kind, folder = type(family.model).__name__, str(getattr(family.model, "name_or_path", ""))
+    if len(prompts) > 1 or (prompts and family.plain_prompt is None):
+        number = "no prompt" if family.plain_prompt is None else "one prompt"
+        raise ModelError(f"{kind} takes {number}, but {len(prompts)} were given.")
     prompt = next(iter([*prompts, *(family.usual_prompts or ())]), None)
-    folder = str(getattr(family.model, "name_or_path", ""))
-    if processor is not None:
-        huggingface.check_processor(processor)
-    elif prompt is not None:
-        processor = huggingface.load_processor(folder)
-    elif folder:
-        with contextlib.suppress(ModelError):
-            processor = huggingface.load_processor(folder)
-    if processor is not None:
-        processors[family.model] = processor
-    if takes_image:
+    with contextlib.nullcontext() if prompt or processor else contextlib.suppress(ModelError):
+        processor = family.processor = huggingface.load_processor(folder, processor)
+    if hasattr(family, "to_pieces"):
         if options.edits:
             raise ModelError(f"{kind}'s own processor prepares the images: leave out size, crop, mean and std.")
         parts = replace(parts, preprocess=huggingface.make_prompt_preprocess(processor), is_assumed=False)
-    model = _make_task_model(name, options, parts, "captioning", None)
-    return replace(model, processor=processor, prompt=prompt)  # type: ignore[call-arg]  # a Captioner
+    model: Any = _make_task_model(name, options, parts, "captioning", None)
+    return cast("TaskModel", replace(model, prompt=prompt))
 
 
 def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | None, preprocess: Preprocess) -> Any:

@@ -406,8 +406,6 @@ class Captioner(TaskModel):
 
     Attributes
     ----------
-    processor : Any
-        The model's processor, from transformers; None if the model does without.
     prompt : str or None
         The default prompt; None for models without a prompt. `targets.Token(prompt=...)` replaces it.
 
@@ -426,7 +424,6 @@ class Captioner(TaskModel):
     """
 
     task: ClassVar[str] = "captioning"
-    processor: Any = field(default=None, repr=False, kw_only=True)
     prompt: str | None = field(default=None, repr=False, kw_only=True)
 
     def run_plan(self, images: Images, layers: Layers, plan: Plan) -> dict[tuple[str, str], ImageExplanation]:
@@ -439,57 +436,49 @@ class Captioner(TaskModel):
         return {key: replace(explanation, **fields) for key, explanation in explanations.items()}
 
     def prepare(self, image: Any) -> Prepared:
-        if not isinstance(image, tuple) or not self._has_own_processor:
+        if not isinstance(image, tuple) or not image or not self._takes_pieces:
             return super().prepare(image)
-        if not image:
-            raise ImageError("The tuple has no images: expected the images of one prompt.")
         first, *others = map(super().prepare, image)
         return replace(first, others=others)
 
     def for_target(self, target: Any) -> tuple[Self, Any]:
-        prompt = getattr(target, "prompt", None) if isinstance(target, targets.Token) else None
-        if prompt is None:
+        family: Any = self.family
+        if getattr(target, "prompt", None) is None or not isinstance(target, targets.Token):
             return self, target
-        if getattr(self.family, "plain_prompt", None) is None:
-            raise TargetError(f"{type(unwrap(self.model)).__name__} takes no prompt: leave the prompt out.")
-        if self.processor is None:
-            advice = "load the model with gradcam.load_model(model, processor=processor)"
-            raise TargetError(f"The model has no processor that writes a prompt: {advice}.")
-        return replace(self, prompt=prompt), replace(target, prompt=None)
+        if family.plain_prompt is None or family.processor is None:
+            advice = "leave the prompt out." if family.plain_prompt is None else "load the model with processor=."
+            problem = "takes no prompt" if family.plain_prompt is None else "has no processor that writes a prompt"
+            raise TargetError(f"{type(family.model).__name__} {problem}: {advice}")
+        return replace(self, prompt=target.prompt), replace(target, prompt=None)
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
         return self._add_caption(target, self.to_batch(prepared))
 
     def to_batch(self, prepared: Sequence[Prepared]) -> Batch:
-        family: Any = self.family
+        family, preprocess = self.family, self.preprocess
         if self.prompt is None:
             return super().to_batch(prepared)
         if len(prepared) > 1:
             advice = "explain the images one by one. For several images in one prompt, pass a tuple of images"
             raise ImageError(f"Each image has its own prompt: {advice}.")
         images = [item.reading.picture for item in (prepared[0], *prepared[0].others)]
-        inputs = family.run_processor(self.processor, images, self.prompt)
-        inputs = {name: self._place(value) if value.is_floating_point() else value for name, value in inputs.items()}
-        inputs = {name: value.to(self.device) for name, value in inputs.items()}
-        if not self._has_own_processor:
+        tensors = family.process(images, self.prompt)  # type: ignore[union-attr]  # a captioner
+        inputs = {name: self._place(x) if x.is_floating_point() else x.to(self.device) for name, x in tensors.items()}
+        if not self._takes_pieces:
             return to_batch(inputs)
-        batch: Batch = family.to_pieces(inputs)
+        batch: Batch = family.to_pieces(inputs)  # type: ignore[union-attr]  # a vision-language model
         if batch.images != len(images):
-            problem = f"{type(self.processor).__name__} cuts {len(images)} image(s) into {batch.images} images"
+            problem = f"The processor cuts {len(images)} image(s) into {batch.images} images"
             raise ImageError(f"{problem}: switch this off in the processor's settings.")
-        find_place = getattr(self.preprocess, "find_place", None)
-        if find_place is None:
-            return batch
-        windows = [find_place(*image.shape[:2])[1] for image in images]
-        return replace(batch, pieces=batch.pieces.crop(windows))
+        shares = [preprocess.find_share(*image.shape[:2]) for image in images]  # type: ignore[attr-defined]
+        return replace(batch, pieces=batch.pieces.crop(shares))
 
     @property
-    def _has_own_processor(self) -> bool:
-        """Return whether the processor gets the image as it is, and cuts it into pieces."""
+    def _takes_pieces(self) -> bool:
         return hasattr(self.family, "to_pieces")
 
     def _prepare_all(self, pictures: Images) -> list[Prepared]:
-        return super()._prepare_all([pictures] if isinstance(pictures, tuple) and self._has_own_processor else pictures)
+        return super()._prepare_all([pictures] if isinstance(pictures, tuple) and self._takes_pieces else pictures)  # type: ignore[list-item]  # one prompt
 
     def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:
         return super()._describe([image for item in prepared for image in (item, *item.others)])
@@ -507,11 +496,10 @@ class Captioner(TaskModel):
         return replace(resolved, ids=self.family.write(batch, resolved.max_tokens))
 
     def _read_answer(self, target: Any) -> str | None:
-        """Return the text that is explained; None without a tokenizer."""
-        if not isinstance(target, targets.Token) or not isinstance(self.family, CaptionerAdapter):
-            return None
-        with contextlib.suppress(TargetError):
-            return target.say or "".join(self.family.split_caption(to_tokens(target.ids))).strip()
+        """Return the text whose words are explained; None without a tokenizer."""
+        if isinstance(target, targets.Token) and isinstance(self.family, CaptionerAdapter):
+            with contextlib.suppress(TargetError):
+                return target.say or "".join(self.family.split_caption(to_tokens(target.ids))).strip()
         return None
 
     def _make_target(self, target: Any) -> Any:

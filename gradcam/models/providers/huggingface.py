@@ -288,83 +288,53 @@ class ProcessorPreprocess:
         return calibrate(partial(run_processor, self.processor))
 
 
-@dataclass(frozen=True, eq=False)
-class PromptPreprocess:
-    """Preprocessing of a vision-language model. The model's processor gets the image as it is, together with the prompt.
-
-    `measured` is the processor's image processor, or None if its output are rows of patches of the whole image.
-    """
-
-    processor: Any = field(repr=False)
-    measured: ProcessorPreprocess | None
-    _places: dict[tuple[int, int], tuple[Region, Window]] = field(default_factory=dict, repr=False)
+class PromptPreprocess(ProcessorPreprocess):
+    """Preprocessing of a vision-language model. The model's processor gets the image as it is, together with the prompt."""
 
     def __call__(self, image: NDArray[Any]) -> Tensor:
         """Return zeros (3,H,W) of the image's size, which use no memory: only the processor's output is needed."""
         return torch.zeros(3, 1, 1, dtype=torch.uint8, device="cpu").expand(3, *image.shape[:2])
 
-    def describe(self) -> dict[str, Any]:
-        """Return the image processor's settings as JSON."""
-        return ProcessorPreprocess(self.processor.image_processor).describe()
+    def window(self, height: int, width: int) -> None:
+        """Return None, because the tensor has the image's size."""
 
-    def region(self, height: int, width: int) -> Region:
-        """Return the region of an image that the network sees: (top, left, height, width), in whole pixels."""
-        return self.find_place(height, width)[0]
+    def find_share(self, height: int, width: int) -> Window:
+        """Return the position of the region in its piece, as shares of the piece's sides. The rest is padding."""
+        piece = None if self.plain is not None else self._locate(height, width)
+        top, left, rows, columns = (0, 0, 1, 1) if piece is None else np.divide(piece.window, 2 * piece.size).tolist()
+        return top, left, rows, columns
 
-    def find_place(self, height: int, width: int) -> tuple[Region, Window]:
-        """Return the region that the network sees, and its position in the piece, as shares of the piece's sides.
+    def _locate(self, height: int, width: int) -> Piece:
+        """Measure the position of an image. If the image is cut into several pieces, the pieces show the whole image."""
+        try:
+            count = len(run_processor(self.processor, np.zeros((height, width, 3), np.uint8)))
+        except Exception:  # Some processors return rows of patches.
+            count = 0
+        size, whole = (height, width), (0, 0, height, width)
+        return super()._locate(height, width) if count == 1 else Piece(whole, whole, (1, 1), size, size)
 
-        If an image is cut into several pieces, the pieces show the whole image.
-        """
-        if (height, width) not in self._places:
-            self._places[height, width] = self._find_place(height, width)
-        return self._places[height, width]
 
-    def _find_place(self, height: int, width: int) -> tuple[Region, Window]:
-        measured, whole = self.measured, (0.0, 0.0, 1.0, 1.0)
-        if measured is not None and measured.plain is not None:
-            return measured.plain.region(height, width), whole
-        if measured is None:
-            return (0, 0, height, width), whole
-        pieces = run_processor(measured.processor, np.zeros((height, width, 3), np.uint8))
-        window = None if len(pieces) > 1 else measured.window(height, width)
-        if window is None:
-            return (0, 0, height, width), whole
-        top, left, rows, columns = (length / side for length, side in zip(window, 2 * pieces.shape[-2:]))
-        return measured.region(height, width), (top, left, rows, columns)
+def load_processor(folder: str, processor: Any = None) -> Any:
+    """Return the processor, or else load it from the model's folder; raise `ModelError` if there is none."""
+    try:
+        auto = base.import_extra("transformers", "hf").AutoProcessor
+        processor = processor or auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if callable(processor) and hasattr(processor, "image_processor") and hasattr(processor, "tokenizer"):
+            return processor
+        reason = f"{type(processor).__name__} has no image processor or no tokenizer"
+    except Exception as error:  # For missing or broken files, transformers raises errors of many types.
+        reason = " ".join(str(error).split())[:200] if folder else "the model was not loaded from a folder"
+    advice = "save it in the model's folder with processor.save_pretrained(folder), or give it in Python"
+    use = "gradcam.load_model(model, processor=processor)"
+    raise ModelError(f"The model has no processor of images and text ({reason}): {advice}, {use}.")
 
 
 def make_prompt_preprocess(processor: Any) -> PromptPreprocess:
     """Return the preprocessing of a vision-language model with this processor."""
-    measured = None
+    plain = None
     with contextlib.suppress(ModelError):  # for processors that return rows of patches
-        measured, _ = make_preprocess(processor.image_processor)
-    return PromptPreprocess(processor, measured)
-
-
-def load_processor(folder: str) -> Any:
-    """Load the processor of a captioner from the model's folder; raise `ModelError` if there is none."""
-    transformers, reason = base.import_extra("transformers", "hf"), "the model was not loaded from a folder"
-    if folder:
-        try:
-            processor = transformers.AutoProcessor.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-            return check_processor(processor)
-        except Exception as error:  # For missing or broken files, transformers raises errors of many types.
-            reason = " ".join(str(error).split())[:200]
-    advice = "save it in the model's folder with processor.save_pretrained(folder), or give it in Python: "
-    raise ModelError(
-        f"The model has no processor ({reason}): {advice}gradcam.load_model(model, processor=processor)."
-    )
-
-
-def check_processor(processor: Any) -> Any:
-    """Return a processor of images and text; raise `ModelError` for anything else."""
-    if not callable(processor) or not all(hasattr(processor, name) for name in ("image_processor", "tokenizer")):
-        expected = "a processor of images and text, such as transformers.AutoProcessor.from_pretrained(folder)"
-        raise ModelError(f"The processor is {type(processor).__name__}, expected {expected}.")
-    return processor
+        plain = make_preprocess(processor.image_processor)[0].plain
+    return PromptPreprocess(processor.image_processor, plain)
 
 
 def run_processor(processor: Any, image: NDArray[np.uint8]) -> Tensor:
