@@ -136,6 +136,8 @@ def to_instance_classifier(
     if (part := getattr(resolved, "edge", None) or getattr(resolved, "axis", None)) is not None:
         problem = f"The target is a position, {part}, which has no probability to evaluate."
         raise TargetError(f"{problem} Leave out the position, and evaluate the whole box or keypoint.")
+    if picture.others:
+        raise TargetError("Only one image is evaluated at a time: leave the other images of the prompt out.")
     bound = bind_target(resolved, unwrap(model.model), batch)
     with preserve_state(bound.model), torch.no_grad():
         scored = compute_scores(bound.target, bound.batch.copy(detach_input).run(bound.model), 1)
