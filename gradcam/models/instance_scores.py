@@ -82,7 +82,11 @@ class PictureScores(Classifier):
     def batch(self, images: Sequence[ImageInput]) -> Tensor:
         if self.pixel_size is None:
             return super().batch(images)
-        pictures = [torch.tensor(self.prepare(image).reading.picture).permute(2, 0, 1)[None] for image in images]
+        pictures = []
+        for picture in (self.prepare(image).reading.picture for image in images):
+            top, left, rows, columns = self.region(*picture.shape[:2])
+            visible = picture[top : top + rows, left : left + columns]
+            pictures.append(torch.tensor(visible).permute(2, 0, 1)[None])
         pixels = [F.interpolate(item.float(), self.pixel_size, mode="bilinear", antialias=True) for item in pictures]
         return torch.cat(pixels).to(self.device)
 

@@ -57,9 +57,10 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
     """
     with _open_source(name) as (transformers, source, is_local, config):
         kind = None if task == "classification" else _find_task_class(transformers, config)
-        # Vision-language models get their preprocessing later, with their prompt.
-        is_vlm = kind is not None and hasattr(next(find_family_classes(kind)), "to_pieces")
-        parts = Parts(nn.Identity(), ASSUMED) if is_vlm else find_preprocess(transformers, source, is_local, config)
+        if _takes_prompt(kind):  # The preprocessing follows with the processor, which writes the prompt.
+            parts = Parts(nn.Identity(), ASSUMED)
+        else:
+            parts = find_preprocess(transformers, source, is_local, config)
         if kind is not None:
             return _load_task_model(source, is_local, parts, kind, config, weights=weights, prompts=prompts)
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
@@ -86,6 +87,11 @@ def _find_task_class(transformers: Any, config: Any) -> Any:
     """Return the transformers class of a model for another task than classification; None for a classifier."""
     kinds = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ()]
     return next((kind for kind in kinds if kind is not None and any(find_family_classes(kind))), None)
+
+
+def _takes_prompt(kind: Any) -> bool:
+    """Return whether this is the class of a vision-language model."""
+    return kind is not None and hasattr(next(find_family_classes(kind)), "to_pieces")
 
 
 def _load_weights(kind: Any, source: str, is_local: bool) -> tuple[Any, list[str]]:
@@ -129,6 +135,9 @@ def plan(name: str) -> Blueprint:
             size = _to_size(settings.get("crop_size" if settings.get("do_center_crop") else "size"))
         size = size or _to_size(getattr(config, "image_size", None)) or base.DEFAULT_SIZE
     kind = _find_task_class(transformers, config)
+    if _takes_prompt(kind):
+        advice = "gradcam run names the default layer, and --layer takes any name of model.named_modules() in Python"
+        raise ModelError(f"{kind.__name__} takes an image with a prompt, so its layers cannot be listed: {advice}.")
     build = partial(_build, transformers, config, config.num_labels) if kind is None else partial(kind, config)
     return Blueprint(build, size, getattr(config, "num_channels", 3))
 
