@@ -27,7 +27,7 @@ OPTIONS_BY_TASK = {
     "detection": ("--box", "--edge", "--missed", "--class", "--threshold"),
     "segmentation": ("--mask", "--class"),
     "matching": ("--text", "--against", "--like"),
-    "captioning": ("--caption", "--word", "--prompt", "--say", "--against", "--with", "--text"),
+    "captioning": ("--caption", "--word", "--prompt", "--say", "--against", "--with"),
     "pose": ("--keypoint", "--axis", "--box"),
 }
 
@@ -187,6 +187,9 @@ def to_settings(params: dict[str, Any]) -> Settings:
     if settings.classes and settings.top_k > 1:
         raise click.UsageError("--class and --top-k both choose the classes to explain: give only one of them.")
     _check_targets(settings)
+    words = {"--text", "--prompt", "--caption", "--word", "--say"} & {*target_choice.option_names}
+    if settings.against and not words and settings.score != "contrast":
+        raise click.UsageError("--against needs --score contrast, --text or --prompt: add one, or remove --against.")
     _check_for_attributions(settings)
     if model.fit == "crop" and model.predictions == "seen":
         raise click.UsageError("--predictions seen needs --fit whole or --fit tiles: add one of them.")
@@ -314,15 +317,14 @@ def _to_match(settings: Settings, name: str) -> Any:
 def check_task(settings: Settings, model: Classifier) -> None:
     """Raise `click.UsageError` if an option is for models of another task."""
     defaults = {field.name: field.default for field in fields(ModelChoice)}
-    if settings.against and settings.score != "contrast" and model.task == "classification":
-        raise click.UsageError("--against needs --score contrast: add --score contrast, or remove --against.")
     names = settings.target_choice.option_names
     model_options = ("threshold", "fit", "activation")
     names += [f"--{name}" for name in model_options if getattr(settings.model, name) != defaults[name]]
     values = {"--class": settings.classes, "--top-k": settings.top_k > 1}
     values |= {"--score": settings.score != "logit", "--against": settings.against}
     names += [name for name, value in values.items() if value]
-    suitable = [*OPTIONS_BY_TASK[model.task], *(["--text"] if getattr(model, "inputs", None) else [])]
+    takes_text = model.task == "captioning" or getattr(model, "inputs", None)
+    suitable = [*OPTIONS_BY_TASK[model.task], *(["--text"] if takes_text else [])]
     shared = ["--fit", "--activation"] if model.task == "classification" else []
     if unsuitable := [name for name in names if name not in [*suitable, *shared]]:
         tasks = [task for task, names in OPTIONS_BY_TASK.items() if unsuitable[0] in names] or ["classification"]

@@ -20,7 +20,7 @@ from gradcam.adapters.base import CaptionerAdapter, Family
 from gradcam.cam.explain import Explanation, Plan, execute_plan
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch, Window, to_batch
-from gradcam.images.read import Region
+from gradcam.images.read import Pixels, Region, to_8_bits
 from gradcam.layers.find import unwrap
 from gradcam.models.classifier import Classifier, Images, Layers
 from gradcam.models.preprocess import Prepared, find_windows
@@ -461,7 +461,7 @@ class Captioner(TaskModel):
         if len(prepared) > 1:
             advice = "explain the images one by one. For several images in one prompt, pass a tuple of images"
             raise ImageError(f"Each image has its own prompt: {advice}.")
-        images = [item.reading.picture for item in (prepared[0], *prepared[0].others)]
+        images = [_to_pixels(item) for item in (prepared[0], *prepared[0].others)]
         tensors = family.process(images, self.prompt)  # type: ignore[union-attr]  # a captioner
         inputs = {name: self._place(x) if x.is_floating_point() else x.to(self.device) for name, x in tensors.items()}
         if not self._takes_pieces:
@@ -542,6 +542,12 @@ def require_family(model: nn.Module, task: str) -> Family | None:
         use = "Or use gradcam.explain(model, images, target=...) with a function of the model's output."
         raise ModelError(f"{problem}. {advice} {use}")
     return family
+
+
+def _to_pixels(prepared: Prepared) -> Pixels:
+    """Return an image as RGB, uint8 (H,W,3), for a processor. The contrast is not stretched, as it is for display."""
+    values = prepared.reading.values
+    return to_8_bits(values) if values.ndim == 2 or values.shape[2] == 3 else prepared.reading.picture
 
 
 def _has_reference_images(target: Any) -> bool:
