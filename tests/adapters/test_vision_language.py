@@ -393,12 +393,16 @@ def lay_out(tokens: NDArray[np.float64], rows: list[list[tuple[Numbers, Window]]
         levels.append(np.stack(maps))
     finest = max((level.shape[1:] for level in levels), key=math.prod)
     return sum(
-        level if level.shape[1:] == finest else np.stack([interpolate_signs(m, (0, 0, *m.shape), finest) for m in level])
+        level
+        if level.shape[1:] == finest
+        else np.stack([interpolate_signs(m, (0, 0, *m.shape), finest) for m in level])
         for level in levels
     )
 
 
-def list_text_views(inputs: dict[str, Any], image_token: int, views: list[list[View]]) -> list[list[tuple[Numbers, Window]]]:
+def list_text_views(
+    inputs: dict[str, Any], image_token: int, views: list[list[View]]
+) -> list[list[tuple[Numbers, Window]]]:
     """Return the views with the numbers of the cells among all tokens of the text."""
     places = np.flatnonzero(inputs["input_ids"].flatten() == image_token)
     return [[(places[tokens], WHOLE if len(row) > 1 else window) for _, tokens, window in row] for row in views]
