@@ -23,7 +23,7 @@ def make_tokenizer(kind: str) -> Any:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer: Any = trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
+        trainer: Any = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
     elif kind == "bert":
         tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
         tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
@@ -31,10 +31,11 @@ def make_tokenizer(kind: str) -> Any:
         trainer = trainers.WordPieceTrainer(vocab_size=90, special_tokens=special)
     else:
         tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+        splits = [pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.Punctuation()]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
         steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         tokenizer.decoder = decoders.Sequence(steps)
-        trainer = trainers.BpeTrainer(vocab_size=350, special_tokens=[*special, *BYTES], limit_alphabet=40)
+        trainer = trainers.BpeTrainer(vocab_size=450, special_tokens=[*special, *BYTES], limit_alphabet=45)
     tokenizer.train_from_iterator(TEXTS * 4, trainer)
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in BYTES]

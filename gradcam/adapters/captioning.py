@@ -6,7 +6,7 @@ import inspect
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -145,11 +145,9 @@ class GenerativeCaptioner(CaptionerAdapter):
     def split_caption(self, tokens: Sequence[int]) -> list[str]:
         # If each token were decoded separately, the spaces between words would be lost.
         captions = [self.tokenizer.decode(list(tokens[: i + 1])) for i in range(len(tokens))]
-        ends = [len(captions[-1])]
-        for caption in captions[-2::-1]:
-            # Later tokens can change the end of a text: they complete a character, or remove the space before a dot.
-            ends.append(min(ends[-1], len(caption)) if captions[-1].startswith(caption) else ends[-1])
-        return [captions[-1][start:end] for start, end in pairwise([0, *reversed(ends)])]
+        # Later tokens can shorten the text: they complete a character, or remove the space before a dot.
+        ends = [*accumulate(map(len, reversed(captions)), min), 0]
+        return [captions[-1][start:end] for start, end in pairwise(reversed(ends))]
 
     def encode_sentence(self, text: str, batch: Batch) -> list[int]:
         prompt, tokenizer = self.begin_text(batch)[self.ids_name][0].tolist(), self.tokenizer

@@ -28,7 +28,8 @@ class VisionLanguageModel(GenerativeCaptioner):
     """LLaVA and similar models. The processor passes each image as one piece (M,C,H,W).
 
     `projector` is the name of the module between image encoder and text model, and `text_modules` are the names of
-    modules that process text tokens. `pieces_type` describes the processor's pieces.
+    modules that process text tokens. `pieces_type` describes the processor's pieces. If `has_placeholders`, patches of the
+    image take the place of tokens in the text.
     """
 
     plain_prompt = "USER: {images}\n{prompt} ASSISTANT:"
@@ -37,6 +38,7 @@ class VisionLanguageModel(GenerativeCaptioner):
     projector: ClassVar[str] = "model.multi_modal_projector"
     text_modules: ClassVar[tuple[str, ...]] = ("model.language_model", "lm_head")
     pieces_type: ClassVar[type[Pieces]] = Pieces
+    has_placeholders: ClassVar[bool] = True
 
     @property
     def own_layer(self) -> str | None:
@@ -53,9 +55,8 @@ class VisionLanguageModel(GenerativeCaptioner):
 
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         arguments = super().complete_arguments(batch)
-        arguments.pop(
-            "labels", None
-        )  # PaliGemma's processor adds labels, which would not fit the prompt and an answer.
+        # PaliGemma's processor adds labels, which would not fit the prompt and an answer.
+        arguments.pop("labels", None)
         if "input_ids" not in arguments:
             problem = f"{type(self.model).__name__} needs a prompt with a placeholder for the image"
             expected = f"a dict with {PICTURES}, input_ids and attention_mask."
@@ -67,18 +68,25 @@ class VisionLanguageModel(GenerativeCaptioner):
 
         Raises `ImageError` if the inputs do not fit the model or one another.
         """
-        name, pixels = type(self.model).__name__, inputs[PICTURES]
+        name, pixels = type(self.model).__name__, inputs.get(PICTURES)
+        if inputs.get("pixel_values_videos") is not None:
+            raise ImageError(f"The inputs have a video, but {name}'s maps are of images: pass the frames as images.")
         if not isinstance(pixels, Tensor) or not pixels.is_floating_point() or pixels.numel() == 0:
             raise ImageError(
-                f"{PICTURES} is {type(pixels).__name__}, expected the floating-point tensor of {name}'s processor."
+                f"{PICTURES} is {type(pixels).__name__ if PICTURES in inputs else 'missing'}, expected a floating-point "
+                f"tensor: pass the whole output of {name}'s own processor, for a prompt and its images."
             )
         device = next(self.model.parameters()).device
         if pixels.device != device and not hasattr(self.model, "_hf_hook"):  # Accelerate's hooks move the inputs.
             raise ImageError(
                 f"The inputs are on {pixels.device}, but {name} is on {device}: move them with inputs.to('{device}')."
             )
+        inputs[PICTURES] = pixels = pixels.to(self.model.dtype)  # Some models do not convert half precision.
         ids = inputs.get("input_ids")
         mask = None if ids is None else ids == self._image_token
+        if mask is not None and self.has_placeholders and not bool(mask.any(1).all()):
+            problem = "A prompt of input_ids has no placeholder for the image"
+            raise ImageError(f"{problem}: pass the processor's output for prompts with an image.")
         try:
             pieces = self.read_pieces(inputs, mask)
         except (KeyError, IndexError, ValueError, AttributeError, RuntimeError, TypeError, ZeroDivisionError) as error:
@@ -169,6 +177,8 @@ class TiledModel(VisionLanguageModel):
 
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
         pixels = inputs[PICTURES]
+        if pixels.ndim != 4:
+            raise ValueError("expected tiles (P,C,H,W)")
         side_y, side_x = map(int, pixels.shape[2:])
         tokens = (side_y // self._patch // self.merge) * (side_x // self._patch // self.merge)
         views, sizes = [], []
@@ -286,8 +296,8 @@ class LlavaNext(VisionLanguageModel):
         side, counts = int(config.vision_config.image_size), inputs.get("batch_num_images")
         images = [(int(height), int(width)) for height, width in inputs["image_sizes"]]
         is_cut = [True] * len(images) if counts is None else [n == 1 for n in counts.tolist() for _ in range(n)]
-        if pixels.ndim == 5 and len(pixels) != len(images):
-            raise ValueError(f"there are {len(pixels)} images, but {len(images)} image sizes")
+        if pixels.shape[-2:] != (side, side) or (pixels.ndim == 5 and len(pixels) != len(images)):
+            raise ValueError(f"expected tiles of {side} x {side} pixels for {len(images)} image sizes")
         views: list[list[View]] = []
         start, pieces_per_image = 0, []
         for size, cut in zip(images, is_cut, strict=True):
@@ -339,19 +349,15 @@ class QwenVl(VisionLanguageModel):
     def merge(self) -> int:
         return int(self.model.config.vision_config.spatial_merge_size)
 
-    def to_pieces(self, inputs: dict[str, Any]) -> Batch:
-        if inputs.get("pixel_values_videos") is not None:
-            raise ImageError("The inputs have a video: expected images. Pass the frames as images.")
-        return super().to_pieces(inputs)
-
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
         pixels, grids = inputs[PICTURES], [tuple(map(int, row)) for row in inputs["image_grid_thw"]]
-        if pixels.ndim != 2 or len(pixels) != sum(map(math.prod, grids)):
-            raise ValueError(f"image_grid_thw stands for {sum(map(math.prod, grids))} patches")
+        config = self.model.config.vision_config
+        values = getattr(config, "in_channels", 3) * config.temporal_patch_size * self._patch**2
+        if tuple(pixels.shape) != (sum(map(math.prod, grids)), values):
+            raise ValueError(f"image_grid_thw stands for {sum(map(math.prod, grids))} patches of {values} values")
         if any(frames != 1 for frames, _, _ in grids):
             raise ValueError("an image has several frames")
         sizes = [(height * self._patch, width * self._patch) for _, height, width in grids]
-        config = self.model.config.vision_config
         window = getattr(config, "window_size", None)
         window = None if window is None else window // self.merge // self._patch
         views = [(View(((number,),)),) for number in range(len(grids))]
@@ -393,8 +399,12 @@ class Kosmos(VisionLanguageModel):
     text_modules = ("text_model", "image_to_text_projection.x_attn")
     # The patches are normalised to length 1 before this layer. Before, gradient times activation would sum to zero.
     own_layer = "image_to_text_projection.dense"
+    has_placeholders = False
 
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
+        positions, queries = inputs.get("image_embeds_position_mask"), self.model.config.latent_query_num
+        if positions is not None and int(positions.sum()) != queries * len(inputs[PICTURES]):
+            raise ValueError(f"image_embeds_position_mask does not mark {queries} tokens for each image")
         return super().read_pieces(inputs, None)
 
     @property

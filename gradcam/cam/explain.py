@@ -400,7 +400,7 @@ def execute_plan(
 
 def _to_model_batch(model: nn.Module, inputs: Mapping[str, Any]) -> Batch:
     """Return named inputs as a batch. A vision-language model's images may be in pieces."""
-    if "pixel_values" not in inputs:
+    if not {"pixel_values", "input_ids"} & inputs.keys():
         return to_batch(inputs)
     from gradcam.adapters import find_family
     from gradcam.adapters.vision_language import VisionLanguageModel

@@ -37,6 +37,9 @@ def bind_pieces(
         if (value := dict(options)[name]) != unset:
             reason = f"{type(model).__name__} takes images in pieces, whose places are known"
             raise TargetError(f"{name} is {value!r}, but {reason}: leave {name}= out.")
+    if not {"input_ids", "inputs_embeds"} & bound.batch.kwargs.keys():
+        needed = "the whole output of the model's own processor, with input_ids"
+        raise TargetError(f"{type(model).__name__} needs a prompt, but the inputs have none: pass {needed}.")
     family = find_family(model, GenerativeCaptioner)
     layer = bound.layer if family is None else bound.layer or family.layer
     target = ImageRows(bound.target, bound.batch.pieces.samples)

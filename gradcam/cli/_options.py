@@ -323,8 +323,8 @@ _TARGET = (
     ),
     score,
     against(
-        "Class to contrast with --class (needs --score contrast), sentence to contrast with --text, or word to contrast "
-        "with the answer of a captioner, such as no; may be repeated.",
+        "Contrast the class of --class with this class (needs --score contrast), the sentence of --text with this sentence, "
+        "or the answer of a captioner with this word; may be repeated.",
         "NAME|SENTENCE",
     ),
     choice("--evidence", EVIDENCE, "Show evidence for the class (positive), against it (negative), or both (signed)."),
@@ -544,7 +544,7 @@ model_without_name = combine(*_MODEL[1:])  # without --model, for commands in wh
 # --edge and --axis explain a coordinate. A coordinate has no probability, so its heatmap cannot be evaluated. Only one
 # image is evaluated at a time.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS, _WITH))
-_AGAINST = "Sentence to contrast with --text, or word to contrast with the answer; may be repeated.", "SENTENCE"
+_AGAINST = "Contrast the sentence of --text with this sentence, or the answer with this word; may be repeated.", "SENTENCE"
 other_targets = combine(*_EVALUATED_TARGETS, against(*_AGAINST))
 save = combine(
     names_option(

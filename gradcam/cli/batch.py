@@ -474,7 +474,7 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params:
 @options.max_pixels
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def report_command(folder: Path | Store, format: str, image_root: str, quiet: bool) -> int:
-    """Write a gallery, DIR/index.html, of the results of `gradcam batch`, or export the boxes.
+    """Turn the results of `gradcam batch` into an HTML gallery (DIR/index.html), or export their boxes.
 
     DIR is the output folder of the batch, or its URL in a store.
     """

@@ -109,7 +109,8 @@ def check_command(
     A passed test does not prove that the heatmap is right.
 
     A panel with all tests is written to <image>-<method>-check.png. One test puts the image beside three other images.
-    If you give four or more images, the other images are yours; otherwise, they are photographs that come with gradcam.
+    If you give four or more images, these three are chosen from your images. Otherwise, they are photographs
+    that come with gradcam.
     For detectors, the heatmap of one box is tested, and compared with the heatmaps of other boxes instead of other
     classes. With several --text, only the first sentence is tested.
 

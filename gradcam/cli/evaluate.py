@@ -94,7 +94,7 @@ MAX_LISTED_METHODS = 3  # number of methods in the last printed line
 @options.number("--limit", "Maximum number of images, sampled at random.")
 @options.number("--seed", "Random seed.", 0, minimum=0, maximum=MAX_SEED)
 @options.output_option(
-    "Output folder or file. A folder gets .csv, .json and .tex tables, curves.png and examples.png. "
+    "Output folder or file. In a folder, the command writes tables (.csv, .json, .tex), curves.png and examples.png. "
     "For a file (.csv, .json or .tex), only this table is written."
 )
 @click.option("--resume", is_flag=True, help="Resume an earlier study. Only missing and failed images are evaluated.")

@@ -50,7 +50,7 @@ class Control:
 
     @property
     def make(self) -> Callable[[Tensor, int], Tensor]:
-        """Return the function from images (N,C,H,W) and a seed to heatmaps (N,H,W); import it if necessary."""
+        """Return the function that maps images (N,C,H,W) and a seed to heatmaps (N,H,W); import it if necessary."""
         return import_function(self.function, __package__)
 
 

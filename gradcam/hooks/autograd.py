@@ -40,7 +40,7 @@ ADVICE_AFTER_LAYER = {
     pytorch.NOT_DIFFERENTIABLE_TWICE: "After the layer there is an operation without a second derivative, such as fused "
     "attention: choose a method that needs only the first derivative, such as 'gradcam', or a layer after that operation.",
     pytorch.NO_FORMULA: "After the layer there is an operation without a second derivative, or without any derivative: "
-    "choose a layer after that operation, or a method that needs only the first derivative, such as 'gradcam'.",
+    "choose a layer after that operation. If only the second derivative is missing, you can also choose 'gradcam'.",
     pytorch.REENTRANT: "After the layer there is a reentrant checkpoint, so PyTorch computes no gradient at the "
     "layer: set use_reentrant=False, or switch checkpointing off for the explanation.",
     pytorch.NO_DERIVATIVE: "After the layer there is an operation without a derivative, so no layer before this "

@@ -133,7 +133,7 @@ class LayerGradients:
         return math.hypot(*norms) if norms else math.nan
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a flat dict for the output and for each parameter, with names, statistics, ratio and verdict."""
+        """Return flat dicts with names, statistics, ratio and verdict: one for the output, one for each parameter."""
         gradients: list[tuple[str, Statistics | None, float | None]]
         gradients = [("output", self.activations, None)] if self.runs else []
         gradients += [(parameter.name, parameter.gradient, parameter.ratio) for parameter in self.parameters]
@@ -198,7 +198,7 @@ class Statistics:
     mean : float
         The mean.
     std : float
-        The sample standard deviation, with divisor count - 1; 0 for one value.
+        The sample standard deviation (the divisor is ``count - 1``); 0 if there is only one value.
     zeros : float
         The fraction of values that are exactly zero, in [0,1].
     largest : float
@@ -264,7 +264,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
         If a layer does not exist, never runs, or returns no floating-point tensor. Also if a pattern matches no layer
         that runs and returns such a tensor.
     ModelError
-        If the score does not depend on the images or parameters by operations that autograd records.
+        If autograd records no path from the images or parameters to the score.
     GradcamError
         As in `gradcam.explain`.
 

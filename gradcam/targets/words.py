@@ -65,8 +65,8 @@ class Token(Target):
         changes the probability, the word follows from the text, and its map says nothing about the image. The instances
         have `without_image` and `is_from_text`. There is also a warning about cells that are hot for nearly all words.
     context : str, default "keep"
-        "subtract" subtracts from each map what the maps of the earlier words explain. All words or tokens of the
-        caption have to be explained.
+        "subtract" subtracts from each map what the maps of the earlier words explain. This needs a target that selects
+        all words or all tokens.
 
     Raises
     ------
@@ -127,7 +127,7 @@ class Token(Target):
 
     def __post_init__(self) -> None:
         if not self.phrases or not all(map(_is_phrase, self.phrases)):
-            expected = "a token number from 0, several, or None for all. [(3, 4), 7] is a phrase and a token."
+            expected = "the number of a token, several numbers, or None for all. [(3, 4), 7] is a phrase and a token."
             raise argument_error(self.position, "The position", expected, TargetError)
         list_numbers(0 if self.word is None else self.word, "The word")
         for first, second in (("ids", "say"), ("position", "word")):
@@ -140,7 +140,7 @@ class Token(Target):
         check_choice(self.score, "The score", ("logit", "logprob"), TargetError)
         check_choice(self.control or "blank", "control=", ("blank",), TargetError)
         check_choice(self.context, "context=", ("keep", "subtract"), TargetError)
-        if self.context == "subtract" and (self.position is not None or self.word not in (None, all)):
+        if self.context == "subtract" and (self.position is not None or self.word not in (None, all, "all")):
             raise TargetError("context='subtract' needs the maps of all earlier words: leave position= and word= out.")
         check_count(self.max_tokens, "max_tokens", error=TargetError)
         if self.ids is not None and (tokens := to_tokens(self.ids)) and self.word is None:
@@ -225,16 +225,16 @@ class Token(Target):
             warn_of_sinks(maps)
         return subtract_context(maps) if self.context == "subtract" else maps
 
-    def _find_alternatives(self, family: CaptionerAdapter, tokens: Sequence[int]) -> tuple[list[int], list[str]]:
-        """Return the alternative to each token, and the name of the alternative; or two empty lists."""
+    def _find_alternatives(self, family: CaptionerAdapter, tokens: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
+        """Return the alternative to each token, and the name of the alternative; or ([], ())."""
         if self.against is None:
-            return [], []
+            return [], ()
         text = self.against.strip() if isinstance(self.against, str) else None
         alternatives = [int(self.against) if text is None else family.encode_alternative(text, i) for i in tokens]
         if same := [i for i, alternative in zip(tokens, alternatives) if i == alternative]:
             problem = f"The word and its alternative, {shorten(self.against)}, begin with the same token, {same[0]}"
             raise TargetError(f"{problem}. Only first tokens are compared: choose another alternative.")
-        return alternatives, [text or _decode(family, alternatives[:1])[0][0]]
+        return alternatives, (text or _decode(family, alternatives[:1])[0][0],)
 
 
 def to_tokens(ids: Any) -> list[int]:

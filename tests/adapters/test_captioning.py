@@ -132,7 +132,7 @@ def prompt_inputs(places: int) -> dict[str, list[int]]:
 
 
 ENCODER = {"row": "decoder_input_ids"}
-LAST_HIDDEN, TOWER = "last_hidden_state", "model.vision_tower"
+LAST_HIDDEN, TOWER, PROJECTOR = "last_hidden_state", "model.vision_tower", "model.multi_modal_projector"
 FOUR = prompt(4, 4, 6)  # a prompt with four image tokens
 KINDS: dict[str, Kind] = {
     "vit-gpt2": Kind(lambda: pair(T.ViTConfig(**VISION), make_gpt()), f"encoder:{LAST_HIDDEN}", [START], **ENCODER),
@@ -167,7 +167,7 @@ KINDS: dict[str, Kind] = {
     ),
     "llava-last": Kind(
         lambda: make_llava("Llava", T.CLIPVisionConfig(**VISION), image_seq_length=16, vision_feature_layer=-1),
-        f"{TOWER}.encoder.layers.2", prompt(16, 4, 6), extra_inputs=prompt_inputs(16),
+        f"{PROJECTOR}.linear_1", prompt(16, 4, 6), extra_inputs=prompt_inputs(16), prefix=0,
     ),
     "llava-first": Kind(
         lambda: make_llava("Llava", T.CLIPVisionConfig(**VISION), image_seq_length=16, vision_feature_layer=[1, -3]),
@@ -175,12 +175,12 @@ KINDS: dict[str, Kind] = {
     ),
     "vipllava": Kind(
         lambda: make_llava("VipLlava", T.CLIPVisionConfig(**VISION), vision_feature_layers=[-1, -2], image_seq_length=16),
-        f"{TOWER}.encoder.layers.2", prompt(16, 4, 6), extra_inputs=prompt_inputs(16),
+        f"{PROJECTOR}.projector_layernorm", prompt(16, 4, 6), extra_inputs=prompt_inputs(16), prefix=0,
     ),
-    "aya": Kind(make_aya, f"{TOWER}.encoder.layers.2", FOUR, extra_inputs=prompt_inputs(4), prefix=0),
-    "internvl": Kind(make_intern, f"{TOWER}:{LAST_HIDDEN}", FOUR, extra_inputs=prompt_inputs(4)),
+    "aya": Kind(make_aya, f"{PROJECTOR}.layernorm", FOUR, extra_inputs=prompt_inputs(4), prefix=0),
+    "internvl": Kind(make_intern, f"{PROJECTOR}.layer_norm", FOUR, extra_inputs=prompt_inputs(4), prefix=0),
     "gemma3": Kind(
-        make_gemma, f"{TOWER}:{LAST_HIDDEN}", FOUR,
+        make_gemma, f"{PROJECTOR}.mm_soft_emb_norm", FOUR,
         extra_inputs={**prompt_inputs(4), "token_type_ids": [0, 1, 1, 1, 1, 0, 0]}, prefix=0, seed=18,
     ),
 }  # fmt: skip
@@ -239,7 +239,8 @@ def explain_by_hand(kind: str, model: nn.Module, pictures: Tensor) -> tuple[Tens
         for place, word in enumerate(CAPTION):
             score = logits[0, place, word]
             (gradient,) = torch.autograd.grad(score, tokens, retain_graph=True)
-            cells = [float(g @ a) for g, a in zip(gradient[0].detach(), tokens[0].detach())][KINDS[kind].prefix :]
+            pairs = zip(gradient[0].detach().flatten(0, -2), tokens[0].detach().flatten(0, -2))
+            cells = [float(g @ a) for g, a in pairs][KINDS[kind].prefix :]
             side = math.isqrt(len(cells))
             assert side * side == len(cells) > 1
             scores[-1].append(float(score.detach()))
@@ -303,8 +304,10 @@ def test_what_a_model_writes(kind: str) -> None:
 def test_a_painted_square(kind: str) -> None:
     """Check that all evidence lies on the coloured square: patches do not mix, and black contributes nothing."""
     model, pictures = make(kind), torch.zeros_like(make_pictures(kind, 1))
-    tower = model.get_submodule(KINDS[kind].module.partition(".encoder.layers")[0])
-    for name, parameter in tower.named_parameters():
+    modules = [KINDS[kind].module.partition(".encoder.layers")[0]]
+    if modules[0].startswith(PROJECTOR):
+        modules += [TOWER]
+    for name, parameter in (pair for module in modules for pair in model.get_submodule(module).named_parameters()):
         if any(item in name.lower() for item in ("bias", "position", "class", "cls", "attn", "attention")):
             parameter.data.zero_()
     generator = torch.Generator().manual_seed(4)
@@ -313,13 +316,19 @@ def test_a_painted_square(kind: str) -> None:
     cells = explanation.maps.shape[-1]
     side = KINDS[kind].size // cells
     inside = torch.zeros(cells, cells, dtype=torch.bool)
-    inside[8 // side : 16 // side, 16 // side : 32 // side] = True
+    inside[8 // side : -(-16 // side), 16 // side : 32 // side] = True
     assert (explanation.maps[0, 0][inside] != 0).all()
     assert (explanation.maps[0, 0][~inside] == 0).all()
-    assert explanation.heatmaps[0, 0].abs().flatten().argmax() // KINDS[kind].size in range(8, 16)
+    rows = range(8 // side * side, max(16, side))
+    assert explanation.heatmaps[0, 0].abs().flatten().argmax() // KINDS[kind].size in rows
 
 
-def test_one_pass_forward_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "target",
+    [Token(CAPTION), Token(CAPTION, [(0, 1), 3, (1, 2, 3)], score="logprob"), Token(CAPTION, [2, (0, 1)], against=4)],
+    ids=["tokens", "phrases", "alternative"],
+)
+def test_one_pass_forward_and_one_back(target: Token, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that one forward and one backward pass are enough, and that attention stays fused."""
     model, runs, passes, fused = make("vit-gpt2"), [], [], []
     model.encoder.register_forward_hook(lambda *_: runs.append(1))
@@ -335,11 +344,11 @@ def test_one_pass_forward_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
     pictures = make_pictures("vit-gpt2", 1)
     # The position of the layer's cells on the image is measured once.
-    gradcam.explain(model, pictures, target=Token(CAPTION))
+    gradcam.explain(model, pictures, target=target)
     runs.clear()
     monkeypatch.setattr(torch.autograd, "grad", count)
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watch)
-    gradcam.explain(model, pictures, target=Token(CAPTION))
+    gradcam.explain(model, pictures, target=target)
     assert (len(runs), passes) == (1, [True])
     assert len(fused) == 3 + 2 * 2  # the encoder's three blocks, and two attentions in each block of the decoder
 

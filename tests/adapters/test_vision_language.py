@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,18 @@ from gradcam.targets import Token
 
 T: Any = pytest.importorskip("transformers")
 
-from tests.adapters.vlm import FAMILIES, SQUARE, TALL, WIDE, Family, Numbers, Size, find_token, make_image, process
+from tests.adapters.vlm import (  # noqa: E402
+    FAMILIES,
+    SQUARE,
+    TALL,
+    WIDE,
+    Family,
+    Numbers,
+    Size,
+    find_token,
+    make_image,
+    process,
+)
 
 STRIP = (20, 112)
 PROMPTS: dict[str, list[list[Size]]] = {
@@ -38,6 +50,8 @@ WORDS = [5, 9]
 Window = tuple[float, float, float, float]
 View = tuple[Numbers, Numbers | None, Window]  # cells of the image encoder, cells among the image tokens, window
 WHOLE: Window = (0, 0, 1, 1)
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):  # Gemma 3's masks need PyTorch 2.6.
+    del FAMILIES["gemma3"]
 VISION_LANGUAGE = [name for name in FAMILIES if name not in ("blip", "blip2", "instructblip", "git")]
 
 
@@ -166,7 +180,7 @@ def describe_anyres(
     views: list[list[View]] = []
     piece = token = 0
     numbers_of_images = inputs.get("batch_num_images", torch.ones(len(sizes), dtype=torch.int64)).tolist()
-    for size, images in zip(sizes, (images for images in numbers_of_images for _ in range(images))):
+    for size, images in zip(sizes, [count for count in numbers_of_images for _ in range(count)]):
         cells = grid(piece * (16 + class_tokens) + class_tokens, 4, 4)
         tokens = grid(token, 4, 4)
         piece, token = piece + 1, token + 16
@@ -321,7 +335,8 @@ def test_a_painted_square_lands_within_one_cell(name: str, label: str, backend: 
                 heatmap = explanation.heatmaps[image][0]
                 padded = change.before[k * views + view].shape[2:]
                 counts = [padded[axis] * cells.shape[axis] / largest[axis] * window[2 + axis] for axis in (0, 1)]
-                offsets = [abs(peak - goal) * count for peak, goal, count in zip(find_peak(heatmap), place, counts)]
+                axes = zip(find_peak(heatmap), place, counts)
+                offsets = [abs(int(peak * count) - int(goal * count)) for peak, goal, count in axes]
                 assert heatmap.max() > 0
                 assert max(offsets) <= 1, (layers[k], image, view, place, offsets, counts)
 
@@ -363,12 +378,17 @@ def run_by_hand(
     model: nn.Module, inputs: dict[str, Any], layer: str, score: Callable[[Any], Tensor]
 ) -> list[NDArray[np.float64]]:
     """Return gradient times activation of each score (K), summed over the channels, for all tokens of a layer."""
-    outputs: list[Any] = []
-    handle = model.get_submodule(layer).register_forward_hook(lambda module, args, output: outputs.append(output))
+    tensors: list[Tensor] = []
+
+    def record(module: nn.Module, args: Any, output: Any) -> Any:
+        tensors.append(output if isinstance(output, Tensor) else output[0])
+        # Qwen3-VL of Transformers 4 changes the output of a block in place.
+        return output.clone() if isinstance(output, Tensor) else output
+
+    handle = model.get_submodule(layer).register_forward_hook(record)
     scores = score(model(**inputs))
     handle.remove()
-    output = outputs[0]
-    tensor = output if isinstance(output, Tensor) else output[0]
+    tensor = tensors[0]
     gradients = [torch.autograd.grad(scores[:, k].sum(), tensor, retain_graph=True)[0] for k in range(scores.shape[1])]
     return [(tensor * gradient).sum(-1).flatten().detach().numpy() for gradient in gradients]
 
@@ -480,3 +500,106 @@ def test_the_default_layer_is_after_the_norms_that_would_cancel_its_maps(name: s
     side = 2 if maps.shape[-1] % 2 == 0 else 3
     blocks = maps.unfold(2, side, side).unfold(3, side, side).flatten(4)
     assert (blocks.sum(-1).abs() > 1e-3 * blocks.abs().sum(-1)).float().mean() > 0.9
+
+
+PROMPT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "image_embeds_position_mask")
+
+
+def drop_image_token(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    marked = inputs.get(
+        "image_embeds_position_mask", inputs["input_ids"] == find_token(IMAGE_TOKENS.get(name, "<image>"))
+    )
+    place = int(marked[0].nonzero()[0])
+    return {
+        key: torch.cat([value[:, :place], value[:, place + 1 :]], 1) if key in PROMPT_INPUTS else value
+        for key, value in inputs.items()
+    }
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+@pytest.mark.parametrize("target", [Token(WORDS), lambda output: output.logits[:, -1, 7]])
+def test_inputs_that_do_not_fit_are_refused_in_one_line(name: str, target: Any) -> None:
+    model, inputs = make_model(name), process(FAMILIES[name], make_images([[WIDE]]))
+    another = "llava" if name.startswith("qwen") else "qwen2_vl"
+    patches = process(FAMILIES[another], make_images([[WIDE]]))
+    token = find_token(IMAGE_TOKENS.get(name, "<image>"))
+    text = inputs["input_ids"].masked_fill(inputs["input_ids"] == token, 5)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        (drop_image_token(name, inputs), "image tokens|image_embeds_position_mask"),
+        (patches, "processor"),
+        (
+            {key: value.to("meta") for key, value in inputs.items()},
+            r"on meta, but \w+ is on cpu: .* inputs.to\('cpu'\)",
+        ),
+        ({key: value for key, value in inputs.items() if key != "pixel_values"}, "pixel_values is missing"),
+        ({"pixel_values": inputs["pixel_values"]}, "processor"),
+        (inputs | {"pixel_values_videos": inputs["pixel_values"]}, "video"),
+        (inputs | {"pixel_values": inputs["pixel_values"].long()}, "pixel_values is Tensor, expected a floating-point"),
+    ]
+    if name != "kosmos2":
+        wrong.append((inputs | {"input_ids": text}, "no placeholder for the image"))
+    for case, message in wrong:
+        with pytest.raises((ImageError, TargetError), match=message) as caught:
+            gradcam.explain(model, case, target=target)
+        assert "\n" not in str(caught.value)
+        assert "processor" in str(caught.value) or "inputs.to" in str(caught.value) or "frames" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+def test_inputs_for_generation_give_the_same_map(name: str) -> None:
+    """The cache, a missing mask of a prompt without padding, and half precision as processors may return it."""
+    model, inputs = make_model(name), process(FAMILIES[name], make_images([[WIDE]]))
+    plain = gradcam.explain(model, inputs, target=Token(WORDS), evidence="signed").maps
+    without_mask = {key: value for key, value in inputs.items() if key != "attention_mask"}
+    half = {key: value.half() if value.is_floating_point() else value for key, value in inputs.items()}
+    for case, tolerance in ((inputs | {"use_cache": True}, 1e-5), (without_mask, 1e-5), (half, 0.02)):
+        maps = gradcam.explain(model, case, target=Token(WORDS), evidence="signed").maps
+        torch.testing.assert_close(maps, plain, rtol=0, atol=tolerance * float(plain.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "smolvlm"])
+@pytest.mark.parametrize("kind", ["cpu_offload", "dispatch_model"])
+def test_offloaded_models_give_the_same_map(name: str, kind: str, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    inputs = process(FAMILIES[name], make_images([[WIDE]]))
+    plain = gradcam.explain(make_model(name), inputs, target=Token(WORDS))
+    model = copy.deepcopy(make_model(name))
+    if kind == "cpu_offload":
+        accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        names = [name for name, _ in model.named_children()]
+        device_map = {name: "disk" if name == names[0] else "cpu" for name in names}
+        accelerate.dispatch_model(model, device_map, main_device="cpu", offload_dir=str(tmp_path))
+    offloaded = gradcam.explain(model, inputs, target=Token(WORDS))
+    assert offloaded.layer == plain.layer
+    torch.testing.assert_close(offloaded.maps, plain.maps)
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+@pytest.mark.parametrize("is_training", [False, True])
+def test_gradient_checkpointing_does_not_change_the_map(name: str, is_training: bool) -> None:
+    inputs = process(FAMILIES[name], make_images([[WIDE]]))
+    plain = gradcam.explain(make_model(name), inputs, target=Token(WORDS), evidence="signed")
+    model = copy.deepcopy(make_model(name))
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()
+    model.train(is_training)
+    maps = gradcam.explain(model, inputs, target=Token(WORDS), evidence="signed").maps
+    assert model.training == is_training
+    torch.testing.assert_close(maps, plain.maps, rtol=0, atol=1e-5 * float(plain.maps.abs().max()))
+
+
+# In Transformers 4, PaliGemma's logits depend on the kind of attention.
+SEVERAL_ATTENTIONS = set(VISION_LANGUAGE) - {"kosmos2"} - ({"paligemma"} if T.__version__ < "5" else set())
+
+
+@pytest.mark.parametrize("name", sorted(SEVERAL_ATTENTIONS))
+def test_fused_and_eager_attention_give_the_same_map(name: str) -> None:
+    inputs = process(FAMILIES[name], make_images([[WIDE]]))
+    inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
+    maps = []
+    for attention in ("sdpa", "eager"):
+        model: Any = copy.deepcopy(make_exact_model(name))
+        model.set_attn_implementation(attention)
+        maps.append(gradcam.explain(model, inputs, target=Token(WORDS), evidence="signed").maps)
+    torch.testing.assert_close(maps[0], maps[1], rtol=0, atol=1e-5 * float(maps[0].abs().max()))

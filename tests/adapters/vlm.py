@@ -77,7 +77,7 @@ def make(name: str, token: str, key: str = "image_token_index", **options: Any) 
     config = getattr(T, f"{name}Config")(**{key: find_token(token)}, **options)
     model: nn.Module = getattr(T, f"{name}ForConditionalGeneration")(config).eval()
     for parameter in model.parameters():
-        if parameter.ndim > 1 and not parameter.any():  # Gemma 3's projection would be zero.
+        if parameter.ndim > 1 and not parameter.is_meta and not parameter.any():  # Gemma 3's projection would be zero.
             nn.init.normal_(parameter, std=0.1)
     return model
 
@@ -121,7 +121,8 @@ def make_kosmos() -> nn.Module:
     text |= {"max_position_embeddings": 200, "bos_token_id": 1, "eos_token_id": 2}
     vision = TINY | {"image_size": 28, "patch_size": 7}
     config = T.Kosmos2Config(vision_config=vision, text_config=text, latent_query_num=6)
-    model: nn.Module = T.Kosmos2ForConditionalGeneration(config).eval()
+    # In Transformers 4, fused attention hides most patches from the latent queries.
+    model: nn.Module = T.Kosmos2ForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
     return model
 
 

@@ -24,7 +24,7 @@ from gradcam.sources.collect import list_inputs
 from gradcam.sources.contents import InputImage, UnreadableContent
 from gradcam.storage.records import Explained
 from gradcam.targets import Box, Keypoint, Like, Mask, MissedBox, Text, Token
-from gradcam.targets.base import Target
+from gradcam.targets.base import Instance, Target
 from gradcam.targets.classes import ClassTarget
 
 REFUSAL = UnreadableContent("is not needed here")
@@ -182,6 +182,15 @@ TARGET_CASES: list[tuple[Any, list[dict[str, Any]], list[str]]] = [
     (Text("a dog"), [{"text": "a dog"}], ["text-a_dog"]),
     (Token(None, 1), [{"word": 1, "label": "dog"}], ["word1-dog"]),
     (Token(), [{"word": 1, "label": "dog"}], [""]),
+    (Token(word=1), [{"word": 1, "label": "dog"}], ["word1-dog"]),
+    (Token(word=all), [{"word": 0, "label": "a"}], ["word0-a"]),
+    (Token(say="a dog"), [{"word": 1, "label": "dog", "index": None}], ["word1-dog"]),
+    (Token(against=5), [{"word": 0, "label": "yes", "against": ("no",)}], ["word0-yes"]),
+    (
+        Token(None, [(3, 4), 3]),
+        [{"word": 3, "label": "red cup", "index": None}, {"word": 3, "label": "red"}],
+        ["word3-red_cup", "word3-red"],
+    ),
     (Keypoint(2), [{"keypoint": 2}], ["keypoint2"]),
     (Keypoint(0), [{"keypoint": 0}], [""]),
     (Mask(["dog", 3]), [{"mask": "predicted", "label": "dog"}, {"mask": "predicted"}], ["mask-dog", "mask-person"]),
@@ -190,6 +199,12 @@ TARGET_CASES: list[tuple[Any, list[dict[str, Any]], list[str]]] = [
     (Keypoint([0, 3], "x"), [{"keypoint": 0}, {"keypoint": 3}], ["keypoint0", "keypoint3"]),
     (Like("photos/o th.jpg"), [REFERENCE, {**REFERENCE, "on": "reference"}], ["like-o_th", "like-o_th-reference"]),
 ]  # fmt: skip
+
+
+def test_the_record_of_a_word_names_its_alternative() -> None:
+    word = image_results.describe_instance(Instance("word", "yes", 5, 0.5, 0, against=("no",)), Token())
+    assert (word["word"], word["against"]) == (0, ("no",))
+    assert image_results.describe_instance(Instance("word", "red cup", None, 0.5, 3), Token())["against"] is None
 
 
 def results(entries: list[dict[str, Any]], method: str = "gradcam-pp") -> list[Any]:

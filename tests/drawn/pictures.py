@@ -98,7 +98,7 @@ def draw_scene(
         if placed is None:
             continue
         cover, box = placed
-        picture = _paint(rng, picture, cover * wish.opacity, wish.colour or 0)
+        picture = paint_shape(rng, picture, cover * wish.opacity, wish.colour or 0)
         left, top, right, bottom = box
         occupied[max(top - 3, 0) : bottom + 3, max(left - 3, 0) : right + 3] = True
         drawn.append(DrawnShape(wish.shape or 0, wish.colour or 0, cover > 0.5, box))
@@ -143,19 +143,19 @@ def _read(name: str) -> np.ndarray:
     return cv2.resize(picture, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
 
 
-def draw_background(rng: np.random.Generator, photographs: Sequence[str]) -> np.ndarray:
-    """Return a part of a random photograph: (SIZE,SIZE,3) float32.
+def draw_background(rng: np.random.Generator, photographs: Sequence[str], size: int = SIZE) -> np.ndarray:
+    """Return a square part of a random photograph: (size,size,3) float32.
 
     It may be mirrored and rotated, and its colours are changed.
     """
     photograph = _read(photographs[int(rng.integers(len(photographs)))])
-    side = int(rng.integers(SIZE, 361))
+    side = int(rng.integers(size, 361))
     y0, x0 = (int(rng.integers(0, length - side + 1)) for length in photograph.shape[:2])
     part = photograph[y0 : y0 + side, x0 : x0 + side]
     part = np.rot90(part, int(rng.integers(4)))
     if rng.random() < 0.5:
         part = part[:, ::-1]
-    part = cv2.resize(np.ascontiguousarray(part), (SIZE, SIZE), interpolation=cv2.INTER_AREA).astype(np.float32)
+    part = cv2.resize(np.ascontiguousarray(part), (size, size), interpolation=cv2.INTER_AREA).astype(np.float32)
     if rng.random() < 0.5:
         part = part[..., rng.permutation(3)]
     if rng.random() < 0.15:
@@ -179,7 +179,7 @@ def _place(
         across, down = rng.uniform(radius + 2, SIZE - radius - 2, 2)
         if occupied[int(down), int(across)]:
             continue
-        cover = _cover(shape, across, down, radius, rng.uniform(-0.35, 0.35))
+        cover = cover_shape(shape, across, down, radius, rng.uniform(-0.35, 0.35))
         rows, columns = np.flatnonzero((cover > 0.5).any(1)), np.flatnonzero((cover > 0.5).any(0))
         x0, x1, y0, y1 = int(columns[0]), int(columns[-1]) + 1, int(rows[0]), int(rows[-1]) + 1
         is_clear = not occupied[y0:y1, x0:x1].any()
@@ -188,8 +188,10 @@ def _place(
     return None
 
 
-def _cover(shape: int, across: float, down: float, radius: float, angle: float) -> np.ndarray:
-    """Return how much of each pixel (SIZE,SIZE) a shape covers."""
+def cover_shape(
+    shape: int, across: float, down: float, radius: float, angle: float, *, size: tuple[int, int] = (SIZE, SIZE)
+) -> np.ndarray:
+    """Return how much of each pixel a shape covers, in [0,1]. `size`: the image's height and width."""
     reach = int(1.3 * radius) + 2
     x0, y0 = int(across) - reach, int(down) - reach
     fine = np.zeros((SUPERSAMPLING * 2 * reach, SUPERSAMPLING * 2 * reach), np.uint8)
@@ -198,9 +200,10 @@ def _cover(shape: int, across: float, down: float, radius: float, angle: float) 
         points = SUPERSAMPLING * (radius * turned + (across - x0, down - y0)) - 0.5
         cv2.fillPoly(fine, [np.round(16 * points).astype(np.int32)], value, shift=4)
     part = cv2.resize(fine, (2 * reach, 2 * reach), interpolation=cv2.INTER_AREA)
-    padded = np.zeros((SIZE + 4 * reach, SIZE + 4 * reach), np.float32)
+    height, width = size
+    padded = np.zeros((height + 4 * reach, width + 4 * reach), np.float32)
     padded[y0 + 2 * reach : y0 + 4 * reach, x0 + 2 * reach : x0 + 4 * reach] = part / np.float32(255)
-    return padded[2 * reach : 2 * reach + SIZE, 2 * reach : 2 * reach + SIZE]
+    return padded[2 * reach : 2 * reach + height, 2 * reach : 2 * reach + width]
 
 
 @functools.cache
@@ -221,14 +224,15 @@ def _outlines(shape: str) -> tuple[np.ndarray, ...]:
     return outlines[shape]
 
 
-def _paint(rng: np.random.Generator, picture: np.ndarray, cover: np.ndarray, colour: int) -> np.ndarray:
+def paint_shape(rng: np.random.Generator, picture: np.ndarray, cover: np.ndarray, colour: int) -> np.ndarray:
     """Return the image with the covered pixels painted: a random shade of the colour, darker towards one side."""
     pixel = np.array([[list(COLOURS.values())[colour]]], np.float32) / 255
     hue, saturation, value = cv2.cvtColor(pixel, cv2.COLOR_RGB2HSV)[0, 0]
     shifted = (hue + rng.uniform(-6, 6)) % 360, saturation * rng.uniform(0.85, 1), value * rng.uniform(0.85, 1)
     base = 255 * cv2.cvtColor(np.array([[shifted]], np.float32), cv2.COLOR_HSV2RGB)
-    place, direction = np.linspace(-0.15, 0.15, SIZE, dtype=np.float32), rng.uniform(0, 2 * np.pi)
-    light = 1 + np.float32(np.cos(direction)) * place + np.float32(np.sin(direction)) * place[:, None]
+    down, across = (np.linspace(-0.15, 0.15, length, dtype=np.float32) for length in cover.shape)
+    direction = rng.uniform(0, 2 * np.pi)
+    light = 1 + np.float32(np.cos(direction)) * across + np.float32(np.sin(direction)) * down[:, None]
     rows, columns = (
         slice(indices[0], indices[-1] + 1) for indices in (cover.any(axis).nonzero()[0] for axis in (1, 0))
     )

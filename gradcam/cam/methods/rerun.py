@@ -248,7 +248,8 @@ def _replace_output(outlet: LayerRef, rows: Tensor, expected: torch.Size) -> Ite
             tensor.copy_(rows)
         else:
             raise LayerError(
-                "The layer's output shares memory with other tensors, so a larger batch cannot replace it. Choose another "
+                "The layer's output shares memory with other tensors, so the method cannot replace it with a larger "
+                "batch. Choose another "
                 "layer."
             )
         return None

@@ -59,7 +59,7 @@ def describe_place(mean: NDArray[np.floating[Any]]) -> str:
 @keep_old_names
 @dataclass(frozen=True, eq=False)
 class EvidenceCluster:
-    """Images of one class, with evidence at the same position and of similar appearance.
+    """Images of one class whose evidence is at the same position and looks similar.
 
     Attributes
     ----------
@@ -74,8 +74,8 @@ class EvidenceCluster:
     where : str
         The position of the mean heatmap in words, such as "in the top left corner".
     suspicion : float
-        A number from 0 to 1, computed from `place` and `apart`. If it is near 1, other classes have no evidence at this
-        position, and no image outside the cluster has evidence of similar appearance.
+        A number from 0 to 1, computed from `place` and `apart`. Near 1, other classes have no evidence at this position,
+        and similar-looking evidence occurs only inside the cluster.
     place : float
         How rare evidence at this position is in other classes, compared with the cluster's class. 0 means equally
         frequent, and 1 means that other classes have no evidence at this position. The rates in both groups are
