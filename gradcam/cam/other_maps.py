@@ -176,6 +176,7 @@ def compute_finer_scores(name: str, scored: TargetScores) -> Tensor:
     target, views = scored.target, 1
     if isinstance(target, RepeatedTarget):
         target, views = target.target, target.blocks
+    target = getattr(target, "target", target)  # For images in pieces, a target wraps the class target.
     if target.score != "logit":
         raise TargetError(f"{name} defines its own score, but score={target.score!r} was requested: leave score= out.")
     images = len(scored.logits) // views

@@ -254,7 +254,8 @@ class _PageBuilder:
     def to_page(self, title: str, sets: list[MapSet]) -> Page:
         """Return the finished page."""
         explanation, model = self.first_explanation, self.classifier
-        notes = [*self.notes, *(note for note in explanation.notes if note)]
+        prompt = [] if explanation.prompt is None else [f"Prompt: {explanation.prompt}"]
+        notes = [*prompt, *self.notes, *(note for note in explanation.notes if note)]
         words, code = describe_model(model.name, explanation.fit, is_class=model.task == "classification")
         reshape = None if callable(self.options["reshape"]) else self.options["reshape"]
         visible, first = (explanation.images[0], explanation.regions[0]), self.first
