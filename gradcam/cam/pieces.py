@@ -25,6 +25,7 @@ from gradcam.targets.classes import compute_scores
 # The default method for words, at the projector. Of the methods of one pass, its maps fit objects best:
 # `scripts/bench --only words`.
 WORD_METHOD = "elementwise-gradcam"
+SCORES_PER_PASS = 2  # With more scores, a text model's gradients need much memory, compared with the forward pass.
 
 
 def bind_pieces(
@@ -76,7 +77,8 @@ class ImageRows(ScoreExtractor):
         values = scored.values[rows].where(is_first, scored.values.detach()[rows])
         instances = None if scored.instances is None else [scored.instances[row] for row in rows]
         classes, logits = (None if value is None else value[rows] for value in (scored.classes, scored.logits))
-        return replace(scored, values=values, classes=classes, logits=logits, target=self, instances=instances)
+        fields: dict[str, Any] = {"classes": classes, "logits": logits, "instances": instances}
+        return replace(scored, values=values, target=self, per_pass=SCORES_PER_PASS, **fields)
 
 
 def crop_views(levels: Sequence[Tensor], recorded: RecordedPass, layer: str) -> Sequence[Tensor]:

@@ -23,7 +23,6 @@ from gradcam.targets.boxes import list_numbers, require_family
 from gradcam.targets.word_controls import blank_images, subtract_context, warn_of_sinks
 
 SEQUENCES = (list, tuple, range)
-WORDS_PER_PASS = 2  # The gradients of more words would need much memory, compared with the forward pass.
 EXPECTED_TEXTS = {"say": "a sentence.", "prompt": "a question.", "against": "a word, or a token id from 0."}
 
 
@@ -32,7 +31,7 @@ class Token(Target):
     """A word of a caption: explain which parts of the image made the model choose the word.
 
     The score is the word's logit, given the image and all earlier words. The finished caption is the model's input
-    (teacher forcing), so one forward pass and one batched backward pass explain all words. Attention weights are
+    (teacher forcing), so one forward pass and a few batched backward passes explain all words. Attention weights are
     not needed, so the model can keep fused attention kernels.
 
     Parameters
@@ -313,7 +312,7 @@ class WordScoreExtractor(ScoreExtractor):
         ]
         indices = [-1 if instance.index is None else instance.index for instance in self.instances]
         classes = torch.tensor(indices, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
-        return TargetScores(scores, classes, None, self, instances, per_pass=WORDS_PER_PASS)
+        return TargetScores(scores, classes, None, self, instances)
 
     def to_directions(self, embeddings: Tensor) -> Tensor:
         """Return a vector (K,C) for each word, from output embeddings (V,C).

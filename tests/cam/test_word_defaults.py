@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import gradcam
-import gradcam.targets.words as words_module
+import gradcam.cam.pieces as pieces_module
 from gradcam.targets import Token
 from tests.cam.test_lens import WORDS, make_florence, make_llava
 
@@ -50,7 +50,7 @@ def test_maps_do_not_depend_on_the_words_per_pass(count: int, monkeypatch: pytes
     model, inputs = make_llava()
     expected = gradcam.explain(model, inputs, target=Token(WORDS)).maps
     passes, differentiate_once = [], torch.autograd.grad
-    monkeypatch.setattr(words_module, "WORDS_PER_PASS", count)
+    monkeypatch.setattr(pieces_module, "SCORES_PER_PASS", count)
     monkeypatch.setattr(
         torch.autograd, "grad", lambda *args, **kwargs: passes.append(1) or differentiate_once(*args, **kwargs)
     )
