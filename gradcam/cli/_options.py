@@ -544,7 +544,10 @@ model_without_name = combine(*_MODEL[1:])  # without --model, for commands in wh
 # --edge and --axis explain a coordinate. A coordinate has no probability, so its heatmap cannot be evaluated. Only one
 # image is evaluated at a time.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS, _WITH))
-_AGAINST = "Contrast the sentence of --text with this sentence, or the answer with this word; may be repeated.", "SENTENCE"
+_AGAINST = (
+    "Contrast the sentence of --text with this sentence, or the answer with this word; may be repeated.",
+    "SENTENCE",
+)
 other_targets = combine(*_EVALUATED_TARGETS, against(*_AGAINST))
 save = combine(
     names_option(
