@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradcam.adapters.captioning import PICTURES, PROMPT, GenerativeCaptioner
-from gradcam.errors import ImageError, TargetError
+from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch, Window
 from gradcam.layers.pieces import WHOLE, NumberedView, Numbers, Pieces, Size, View
 
@@ -52,6 +52,29 @@ class VisionLanguageModel(GenerativeCaptioner):
         ):  # Some versions of transformers take the last state before the tower's final norm, others after.
             return f"{self.projector}.linear_1"
         return super().own_layer if states is None else find_block(self.model, self.tower, states)
+
+    @property
+    def word_layer(self) -> str | None:
+        """Return the projector's name in the explained model; None if the text model does not read its output alone."""
+        return f"{self.prefix}.{self.projector}".lstrip(".") if self._list_blocks() else None
+
+    def list_text_layers(self) -> list[str]:
+        """List the text model's blocks and its final norm, in the explained model.
+
+        Raises `ModelError` if the text model has no such blocks: it has an encoder, or reads latent queries.
+        """
+        names = [f"{self.prefix}.{self.text_modules[0]}.{name}".lstrip(".") for name in (*self._list_blocks(), "norm")]
+        if len(names) == 1:
+            problem = (
+                f"{type(self.model).__name__} has no decoder-only language model, in which lens reads image tokens"
+            )
+            raise ModelError(f"{problem}: choose another method, such as hirescam.")
+        return names
+
+    def _list_blocks(self) -> list[str]:
+        """List the blocks of a decoder-only text model, by their names in it. Other text models have none."""
+        modules = dict(self.model.get_submodule(self.text_modules[0]).named_children())
+        return [f"layers.{i}" for i, _ in enumerate(modules.get("layers", ()))] if "norm" in modules else []
 
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         arguments = super().complete_arguments(batch)

@@ -112,7 +112,8 @@ def check_command(
     If you give four or more images, these three are chosen from your images. Otherwise, they are photographs
     that come with gradcam.
     For detectors, the heatmap of one box is tested, and compared with the heatmaps of other boxes instead of other
-    classes. With several --text, only the first sentence is tested.
+    classes. With several --text, only the first sentence is tested. For captions, one word is tested, and compared with
+    other words of the caption. If the image hardly changes the word's probability, the verdict is undecided.
 
     Without --fail-on, the exit status is 0 if every image could be tested, for any verdict. With --json, the key
     "outcome" holds the verdict.

@@ -38,9 +38,7 @@ class ScoreModel(nn.Module):
 
     makes_scores = True  # for `find_output_module`: this class computes the scores
 
-    def __init__(
-        self, bound: BoundTarget, target: Any, *, are_cosines: bool, make_batch: Callable[[Tensor], Batch] | None = None
-    ) -> None:
+    def __init__(self, bound: BoundTarget, target: Any, *, are_cosines: bool, make_batch: Any = None) -> None:
         super().__init__()
         self.module, self.target = bound.model, target
         self._bound, self._are_cosines, self._make_batch = bound, are_cosines, make_batch
@@ -109,14 +107,11 @@ def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = 
     model, target = model.for_target(target)
     is_captioner = isinstance(model, Captioner)
     target = model.resolve(target, [picture]) if is_captioner else target  # Generate the answer only once.
-    scores, all_targets = to_instance_classifier(model, picture, target), None
-    if is_captioner:
-        all_targets, scores = _list_words(target, scores.model), replace(scores, instances=scores.instances[:1])
-    elif target is not None and len(scores.instances) == 1:
-        all_targets = model.list_all()
-    if all_targets is not None:
+    scores = to_instance_classifier(model, picture, target)
+    all_targets = _list_words(target, scores.model) if is_captioner else model.list_all()
+    if all_targets is not None and target is not None and (is_captioner or len(scores.instances) == 1):
         all_scores = to_instance_classifier(model, picture, all_targets)
-        key, *keys = [(item.kind, item.number, item.edge) for item in (*scores.instances, *all_scores.instances)]
+        key, *keys = [(item.kind, item.number, item.edge) for item in (scores.instances[0], *all_scores.instances)]
         if key in keys:
             return all_scores, all_scores.find_instance(keys.index(key))
     return scores, scores.find_instance(0)
@@ -153,25 +148,21 @@ def to_instance_classifier(
     numbers = ["" if instance.number is None else f"{instance.kind} {instance.number}, " for instance in instances]
     names = [f"{number}{instance.name}" for number, instance in zip(numbers, instances)]
     labels = names if len(names) > 1 else [f"no {names[0]}", names[0]]
-    make_batch = None if bound.batch.pieces is None else _make_batch_function(model, bound)
-    pixel_size = None if bound.batch.pieces is None else bound.batch.pieces.sizes[0]
+    pieces = bound.batch.pieces
+    make_batch = None if pieces is None else _make_batch_function(model, bound)
     run = ScoreModel(bound, scored.target, are_cosines=kind in COSINE_KINDS, make_batch=make_batch).eval()
     layer = layer if layer in ("input", "attention") else find_layer(run, layer).name
     activation = "applied" if kind in (*PROBABILITY_KINDS, *COSINE_KINDS) else "sigmoid"
     required = model.name, run, model.preprocess, len(labels), labels, layer, activation
-    fields: Any = {"instances": instances, "method": bound.method, "pixel_size": pixel_size}
+    fields: Any = {"instances": instances, "method": bound.method, "pixel_size": pieces and pieces.sizes[0]}
     return PictureScores(*required, reader=model.reader, notes=model.notes, **fields)
 
 
 def _list_words(target: Any, scores: Any) -> Token:
     """Return the target of all words of the same answer, with their probabilities if the image is blank."""
     if target.context == "subtract":
-        problem = (
-            "context='subtract' makes a map from the maps of several words, but only the map of one word is tested"
-        )
-        raise TargetError(f"{problem}: leave context= out.")
-    words: WordScoreExtractor = scores.target
-    target = replace(target, control="blank")
+        raise TargetError("Only the map of one word is tested, but context='subtract' needs several: leave it out.")
+    target, words = replace(target, control="blank"), scores.target
     if target.against is not None:  # The alternative to one word is no alternative to the other words.
         return target
     target, first = replace(target, ids=list(words.tokens), say=None), words.phrases[0]
@@ -182,11 +173,10 @@ def _list_words(target: Any, scores: Any) -> Token:
 
 def _make_batch_function(model: TaskModel, bound: BoundTarget) -> Callable[[Tensor], Batch]:
     """Return a function that cuts an image (1,3,H,W) of RGB pixels into the pieces that the model takes."""
-    words = bound.target
 
     def make_batch(image: Tensor) -> Batch:
         pixels = image[0].detach().clamp(0, 255).round().to("cpu", torch.uint8).permute(1, 2, 0).numpy()
-        _, batch = words.family.bind(bound.model, model.to_batch([model.prepare(pixels)]), words.tokens)
+        _, batch = bound.target.family.bind(bound.model, model.to_batch([model.prepare(pixels)]), bound.target.tokens)
         names = [f"module.module.{name}" for name in batch.pieces.text_modules]  # as in `ScoreModel`
         return replace(batch, pieces=replace(batch.pieces, text_modules=names))
 

@@ -247,7 +247,7 @@ class _PageBuilder:
         explanations: dict[tuple[str, str], ImageExplanation] = {}
         for layer in dict.fromkeys(layer for layer, _ in missing):
             layer_methods = [by_name[method] for missing_layer, method in missing if missing_layer == layer]
-            layer_names = [layer] if layer_methods[0].place == "layer" else None
+            layer_names = [layer] if layer_methods[0].has_layer else None
             explanations |= self.explain(layer_names, layer_methods, ClassTarget([classes]))
         return {key: explanation for key, explanation in explanations.items() if key in set(missing)}
 

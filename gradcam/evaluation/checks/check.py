@@ -113,9 +113,12 @@ def check(
     the heatmap must be distinguished from every control map except the rival's heatmap. The rival's heatmap may be the
     same, because similar classes can depend on the same pixels. All numbers are measured on this image and this model.
 
+    If the target is a word, the other words of the answer replace the other classes. If the image hardly changes the word's
+    probability, the word follows from the text: the result is undecided, and no test is run.
+
     The image is tested alone, without a grid, in two cases. If the model does not recognise the class among other
-    images, the placement test shifts and mirrors the image. If the target has a fixed position, such as a box, there is
-    no placement test. In both cases, the covering test compares the heatmap with nineteen copies of the heatmap at
+    images, the placement test shifts and mirrors the image. If the target has a fixed position, such as a box, or is a word,
+    there is no placement test. In both cases, the covering test compares the heatmap with nineteen copies of the heatmap at
     random positions.
 
     Parameters
@@ -198,15 +201,14 @@ def check(
     class_index = int(subject.classes)
     kind = classifier.instance(class_index).kind if isinstance(classifier, PictureScores) else "class"
     words = classifier.instances if isinstance(classifier, PictureScores) and kind == "word" else ()
-    is_in_pieces = isinstance(classifier, PictureScores) and classifier.pixel_size is not None
     others = torch.cat([resize(classifier.batch([other]), images.shape[2:]) for other in comparison_images])
     counter = StepCounter(progress, MAX_HEATMAPS)
-    checks = SanityChecks(subject, explain, others, classifier.labels, seed, counter, kind, words)
+    flags = kind not in ("class", *COSINE_KINDS), kind in ("class", *PROBABILITY_KINDS)
+    checks = SanityChecks(subject, explain, others, classifier.labels, seed, counter, *flags, words)
     target_layer = layer_name if isinstance(source, Method) and source.has_layer else None
+    # The places of pieces are known.
+    doubtful_layer = target_layer if getattr(classifier, "pixel_size", None) is None else None
     tests, controls = checks.run()
-    doubt = None
-    if target_layer and not is_in_pieces:  # The places of pieces are known.
-        doubt = find_misplacement(unwrap(classifier.model), images, target_layer, to_reshape(reshape))
     counter.reach(MAX_HEATMAPS)
     return Verdict(
         tests=tests,
@@ -221,7 +223,8 @@ def check(
         labels=classifier.labels,
         image=crop(prepared.reading.picture, find_canvas(classifier.preprocess, prepared)),
         artifacts=checks.artifacts,
-        doubt=doubt,
+        doubt=doubtful_layer
+        and find_misplacement(unwrap(classifier.model), images, doubtful_layer, to_reshape(reshape)),
         notes=tuple(checks.notes),
     )
 
@@ -253,8 +256,9 @@ def _describe_target(classifier: Classifier, index: int, target: Any) -> dict[st
 class SanityChecks:
     """The five tests of the heatmap of one image. `other_images` (M,C,H,W) are the comparison images.
 
-    `kind` is "class", or the kind of the instance, such as "box". `words` are all words of the answer, if one of them is
-    tested. The tests store their data in `artifacts`. `notes` report the control maps that could not be compared.
+    `has_fixed_place` is True if the target belongs to its place in the image, such as a box. `words` are all words of the
+    answer, if one of them is tested. A word has a fixed place, too, because the answer does not describe moved images. The
+    tests store their data in `artifacts`. `notes` report the control maps that could not be compared.
     """
 
     subject: Subject
@@ -263,15 +267,16 @@ class SanityChecks:
     labels: Sequence[str] | None
     seed: int
     counter: StepCounter
-    kind: str
+    has_fixed_place: bool
+    is_probability: bool  # True if the target's score is a probability
     words: Sequence[Instance] = ()
     notes: list[str] = field(default_factory=list)
     artifacts: CheckArtifacts = field(init=False)
 
     @property
-    def has_fixed_place(self) -> bool:
-        """Return whether the target has a position, such as a box, so that it does not exist in other images."""
-        return self.kind not in ("class", "word", *COSINE_KINDS)
+    def fits_other_images(self) -> bool:
+        """Return whether the target can be explained in other images, unlike a box."""
+        return bool(self.words) or not self.has_fixed_place
 
     def run(self) -> tuple[tuple[TestResult, ...], tuple[ControlMap, ...]]:
         """Run the tests until a test fails. If no test fails, compare the heatmap with control maps."""
@@ -295,7 +300,7 @@ class SanityChecks:
             return tuple(results), ()
         if too_little:
             return (*results, TestResult("covering", "undecided", 0.0, too_little)), ()
-        other_images = self.other_images if self.has_fixed_place else self._choose_other_images()
+        other_images = self._choose_other_images() if self.fits_other_images else self.other_images
         grid, placed_maps, placement = self._test_placement(heatmap, other_images)
         covering, controls = self._test_covering(grid, placed_maps, other_images)
         return (*results, *placement, covering), controls
@@ -321,11 +326,11 @@ class SanityChecks:
 
     def _describe_too_little(self, heatmap: Tensor) -> str | None:
         """Return a sentence that says why there is too little evidence to explain; None if there is enough evidence."""
-        if self.kind not in ("class", *PROBABILITY_KINDS):
+        if not self.is_probability:
             return None
         subject = self.subject
         probability, count = float(subject.probabilities), subject.all_probabilities.shape[1]
-        if self.kind == "class" and probability < 1 / count + MIN_PROBABILITY_ABOVE_CHANCE:
+        if not self.has_fixed_place and probability < 1 / count + MIN_PROBABILITY_ABOVE_CHANCE:
             return f"The probability is {probability:.2f}, near chance: there is too little evidence to explain."
         grid = place_alone(subject, self.other_images)
         masks = torch.stack([grid.mark(heatmap.expand(CELLS, -1, -1)), grid.cells])
@@ -335,7 +340,7 @@ class SanityChecks:
                 f"The probability is {probability:.2f} and stays at {float(covered.min()):.2f} or more if the marked"
             )
             return f"{reason} pixels or the whole image are covered: there is too little evidence to explain."
-        return None if self.has_fixed_place else self._describe_untrained()
+        return self._describe_untrained() if self.fits_other_images else None
 
     def _describe_untrained(self) -> str | None:
         """Return a sentence that says why the model appears to be untrained; None if it appears to be trained.
@@ -356,9 +361,9 @@ class SanityChecks:
         if ahead == 0:
             return None
         return (
-            f"The model appears to be untrained, so there is too little evidence to explain. The probability of "
-            f"the class is only {preference:.2f} higher than in the comparison images. {ahead} of {RANDOM_NETWORKS} copies "
-            f"of the model with random weights {'has' if ahead == 1 else 'have'} at least this difference."
+            f"The model appears to be untrained, so there is too little evidence to explain. The probability of the "
+            f"{'word' if self.words else 'class'} is only {preference:.2f} higher than in the comparison images. {ahead} of "
+            f"{RANDOM_NETWORKS} randomised copies of the model {'has' if ahead == 1 else 'have'} at least this difference."
         )
 
     def _test_stability(self, heatmap: Tensor) -> TestResult:
@@ -374,15 +379,14 @@ class SanityChecks:
         return TestResult("stability", "failed" if value <= chance else outcome, value, reason)
 
     def _test_classes(self, heatmap: Tensor, limit: float) -> list[TestResult]:
-        subject = self.subject
-        rivals = self._choose_rivals()
+        subject, rivals = self.subject, self._choose_rivals()
         maps = torch.cat([self.compute_heatmaps(subject.images, index) for index in rivals])
         correlations = rank_correlation(heatmap.expand_as(maps), maps)
         random_correlations = correlations[1:] if len(rivals) > 1 else correlations
         value = float(random_correlations.mean())
         names = tuple(name_class(index, None if self.labels is None else self.labels[index]) for index in rivals)
         has_words = len(self.words) > 1
-        rival, others = ("another word", "further words") if has_words else ("the rival class", "random classes")
+        rival, others = ("another word", "other words") if has_words else ("the rival class", "random classes")
         reason = f"The rank correlation with the heatmap of {rival}, {names[0]}, is {correlations[0]:.2f}"
         if len(rivals) > 1:
             reason += f". For {len(rivals) - 1} {others}, it is {value:.2f} on average"
@@ -390,8 +394,7 @@ class SanityChecks:
         if bool((random_correlations >= limit).all()):
             # A colour and its object are two words of one place, so one other word with the same heatmap proves nothing.
             outcome = "undecided" if self.words and len(rivals) == 1 else "failed"
-            ignored = "word" if self.words else "class"
-            reason += f". At {limit:.2f} or more, two heatmaps count as the same: the heatmap ignores the {ignored}"
+            reason += f". At {limit:.2f} or more, two heatmaps count as the same: the heatmap ignores the class"
         fields: Any = {"rivals": rivals, "rival_names": names, "rival_maps": maps, "rival_correlations": correlations}
         self.artifacts = replace(self.artifacts, **fields)
         return [TestResult("classes", outcome, value, f"{reason}.")]
@@ -433,7 +436,7 @@ class SanityChecks:
 
     def _test_other_image(self, heatmap: Tensor, limit: float) -> list[TestResult]:
         """Return a list with a failed placement test if another image has the same heatmap, otherwise an empty list."""
-        if self.has_fixed_place:
+        if not self.fits_other_images:
             return []
         other_heatmap = self.compute_heatmaps(self._choose_other_images()[:1])
         correlation = float(rank_correlation(heatmap, other_heatmap))
@@ -448,15 +451,13 @@ class SanityChecks:
 
     def _test_placement(self, heatmap: Tensor, other_images: Tensor) -> tuple[PlacementGrid, Tensor, list[TestResult]]:
         """Return the test images, the heatmaps, and the results. A target with a fixed position gets no results."""
-        # A word belongs to the text before it, which does not describe a grid of several images.
-        is_alone = self.has_fixed_place or bool(self.words)
-        grid = None if is_alone else find_recognised_grid(self.subject, other_images)
+        grid = None if self.has_fixed_place else find_recognised_grid(self.subject, other_images)
         placed_maps, results, view_maps = heatmap.expand(CELLS, -1, -1), list[TestResult](), heatmap
         if grid is not None:
             placed_maps = self.compute_heatmaps(grid.images)
             results.append(_evaluate_placement(grid.order(placed_maps)))
         elif not self.has_fixed_place:
-            self.notes += [] if self.words else [ALONE_NOTE]
+            self.notes.append(ALONE_NOTE)
             results.append(self._test_views(heatmap))
         if not self.has_fixed_place:
             view_maps = undo_views(self.compute_heatmaps(view_images(self.subject.images)))
@@ -515,13 +516,10 @@ class SanityChecks:
             *_, (_, model) = randomise_in_stages(self.subject, 1, self.seed)
             return self._explain_grid(grid, model=model)
 
-        makers = {} if self.has_fixed_place else {"another image": explain_other_image}
+        makers = {"another image": explain_other_image} if self.fits_other_images else {}
         explain_rival = partial(self._explain_grid, grid, index=self.artifacts.rivals[0])
-        return {
-            **makers,
-            ANOTHER_WORD if len(self.words) > 1 else RIVAL: explain_rival,
-            "random weights": explain_random_network,
-        }
+        rival = ANOTHER_WORD if len(self.words) > 1 else RIVAL
+        return {**makers, rival: explain_rival, "random weights": explain_random_network}
 
     def _explain_grid(self, grid: PlacementGrid, **options: Any) -> Tensor:
         images = grid.images[:1] if grid.is_alone else grid.images  # Without a grid, all images are equal.

@@ -131,9 +131,8 @@ class Verdict:
         if self.distinguished_from:
             words = [control.words for control in self.controls if control.is_distinguished]
             sentences.append(f"The heatmap is distinguished from {', '.join(words)}.")
-        as_good = [
-            control.words for control in self.controls if not control.is_distinguished and control.name not in RIVALS
-        ]
+        strict_controls = [control for control in self.controls if control.name not in RIVALS]
+        as_good = [control.words for control in strict_controls if not control.is_distinguished]
         if as_good:
             sentences.append(f"The heatmap is not distinguished from {', '.join(as_good)}.")
         if self.rival is not None:
