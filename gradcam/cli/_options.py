@@ -382,13 +382,8 @@ def names_option(
 
 _EDGE = option("--edge", "Detectors: explain the position of this edge of the box.", click.Choice(allowed.EDGES))
 _AXIS = option("--axis", "Pose models: coordinate to explain.", click.Choice(allowed.AXES))
-_WITH = option(
-    "--with IMAGE",
-    "Vision-language models: further image in the same prompt, with its own heatmaps; may be repeated.",
-    parse.FILE,
-    name="with_images",
-    multiple=True,
-)
+_WITH_TEXT = "Vision-language models: further image in the same prompt, with its own heatmaps; may be repeated."
+_WITH = option("--with IMAGE", _WITH_TEXT, parse.FILE, name="with_images", multiple=True)
 _OTHER_TARGETS = (
     option(
         "--task TASK",

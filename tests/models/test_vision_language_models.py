@@ -14,7 +14,9 @@ import gradcam
 from gradcam.errors import GradcamError, ImageError, ModelError, TargetError
 from gradcam.targets import Token
 
-T: Any = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
+
+import transformers as T
 
 from tests.adapters.vlm import (  # noqa: E402
     FAMILIES,
