@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 from gradcam.adapters.base import CaptionerAdapter, ModelRun
 from gradcam.adapters.tokenizers import UNSPACED_LETTER, WORD_MARKERS, encode_continuation, load_tokenizer
-from gradcam.errors import TargetError
+from gradcam.errors import ModelError, TargetError
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.preserve import preserve_state
 
@@ -21,6 +24,8 @@ PICTURES = "pixel_values"
 # In these arguments, 0 marks a text token.
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "image_embeds_position_mask")
 MAX_CAPTION_TOKENS = 40
+PROMPT = "Describe the picture in a sentence."
+_PROCESSORS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()  # by model
 
 
 class GenerativeCaptioner(CaptionerAdapter):
@@ -28,9 +33,11 @@ class GenerativeCaptioner(CaptionerAdapter):
 
     The logits of a token are at the position before the token, and depend on earlier tokens only. `tower` is the image
     encoder's module name. `starts` and `ends` are the names of the configuration settings for start and end tokens; the
-    first setting with a value is used.
+    first setting with a value is used. `plain_prompt` is the form of a prompt if the processor has no chat template; None
+    if the model takes no prompt.
     """
 
+    plain_prompt: ClassVar[str | None] = None
     tower: ClassVar[str] = "vision_model"
     starts: ClassVar[tuple[str, ...]] = ("bos_token_id",)
     ends: ClassVar[tuple[str, ...]] = ("eos_token_id",)
@@ -45,6 +52,42 @@ class GenerativeCaptioner(CaptionerAdapter):
         # Use the output after the final norm. Before the norm, gradient times activation would sum to zero, because the
         # norm is scale-invariant.
         return f"{self.tower}:last_hidden_state"
+
+    @property
+    def processor(self) -> Any:
+        """Return the processor of images and text, if `gradcam.load_model` set one for the model; otherwise None."""
+        return _PROCESSORS.get(self.model)
+
+    @processor.setter
+    def processor(self, processor: Any) -> None:
+        _PROCESSORS[self.model] = processor
+
+    def process(self, images: Sequence[NDArray[Any]], prompt: str) -> dict[str, Tensor]:
+        """Return the output of the model's own processor for a prompt with images (H,W,3), RGB, uint8.
+
+        Raises `ModelError` if the processor cannot write such a prompt, or belongs to another model.
+        """
+        processor, pictures = self.processor, [Image.fromarray(image) for image in images]
+        try:
+            text = self._format_prompt(processor, prompt, len(images))
+            start = getattr(processor.tokenizer, "bos_token", None)  # Chat templates may already contain it.
+            options: dict[str, Any] = {"add_special_tokens": False} if start and text.startswith(start) else {}
+            nested: Any = pictures if len(pictures) == 1 else [pictures]
+            output = processor(images=nested, text=[text], return_tensors="pt", **options)
+            return {PICTURES: output[PICTURES]} | {k: v for k, v in output.items() if isinstance(v, Tensor)}
+        except Exception as error:  # Processors raise errors of any type.
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+            problem = f"{type(processor).__name__} cannot write a prompt for {type(self.model).__name__} ({reason})"
+            advice = "set the chat_template of the model's own processor, or pass its output to gradcam.explain"
+            raise ModelError(f"{problem}: {advice}.") from error
+
+    def _format_prompt(self, processor: Any, prompt: str, images: int) -> str:
+        if getattr(processor, "chat_template", None):
+            content = [*[{"type": "image"}] * images, {"type": "text", "text": prompt}]
+            messages = [{"role": "user", "content": content}]
+            return str(processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        marks = str(getattr(processor, "image_token", "")) * images
+        return (self.plain_prompt or "{prompt}").format(images=marks, prompt=prompt)
 
     def write(self, images: Any, max_tokens: int = MAX_CAPTION_TOKENS) -> list[int]:
         batch = to_batch(images)
@@ -91,7 +134,9 @@ class GenerativeCaptioner(CaptionerAdapter):
     @property
     def tokenizer(self) -> Any:
         """Return the model's own tokenizer. Raise `TargetError` if there is none."""
-        return load_tokenizer(str(getattr(self.model, "name_or_path", "")))
+        return getattr(self.processor, "tokenizer", None) or load_tokenizer(
+            str(getattr(self.model, "name_or_path", ""))
+        )
 
     def decode_tokens(self, tokens: Sequence[int]) -> list[str]:
         tokenizer = self.tokenizer
@@ -178,6 +223,7 @@ class EncoderDecoder(GenerativeCaptioner):
 class Blip(GenerativeCaptioner):
     """BLIP. Its processor appends an end token to the prompt; as in BLIP's `generate`, this end token is removed."""
 
+    plain_prompt = "{prompt}"
     starts = ("bos_token_id",)
     ends = ("sep_token_id",)
 
@@ -206,7 +252,12 @@ class Blip2(GenerativeCaptioner):
     A decoder-only language model continues the prompt. An encoder-decoder model reads the prompt in its encoder.
     """
 
+    plain_prompt = "{prompt}"
     starts = ("decoder_start_token_id", "bos_token_id")
+
+    @property
+    def usual_prompts(self) -> Sequence[str] | None:
+        return (PROMPT,) if self.model.config.model_type == "instructblip" else None  # Its queries read the prompt.
 
     @property
     def ids_name(self) -> str:

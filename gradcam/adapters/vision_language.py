@@ -13,17 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradcam.adapters.captioning import PICTURES, GenerativeCaptioner
-from gradcam.adapters.tokenizers import SAVE
+from gradcam.adapters.captioning import PICTURES, PROMPT, GenerativeCaptioner
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch, Window
 from gradcam.layers.pieces import WHOLE, NumberedView, Numbers, Pieces, Size, View
 
-DUMMY_SIZE = 256  # Side of a blank image, in pixels. Processors insert placeholder tokens only with an image.
 COMPARED_SIDE = 32  # Tiles are compared with the thumbnail at this size.
 
 
@@ -35,12 +32,13 @@ class VisionLanguageModel(GenerativeCaptioner):
     image take the place of tokens in the text.
     """
 
+    plain_prompt = "USER: {images}\n{prompt} ASSISTANT:"
+    usual_prompts: Sequence[str] = (PROMPT,)
     tower = "model.vision_tower"
     projector: ClassVar[str] = "model.multi_modal_projector"
     text_modules: ClassVar[tuple[str, ...]] = ("model.language_model", "lm_head")
     pieces_type: ClassVar[type[Pieces]] = Pieces
     has_placeholders: ClassVar[bool] = True
-    usual_prompts = ("Describe the picture in a sentence.",)
 
     @property
     def own_layer(self) -> str | None:
@@ -55,26 +53,28 @@ class VisionLanguageModel(GenerativeCaptioner):
             return f"{self.projector}.linear_1"
         return super().own_layer if states is None else find_block(self.model, self.tower, states)
 
-    def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Build a chat prompt with an image. Raise `ModelError` for several prompts, or if there is no processor."""
-        from transformers import AutoProcessor
+    @property
+    def word_layer(self) -> str | None:
+        """Return the projector's name in the explained model; None if the text model does not read its output alone."""
+        return f"{self.prefix}.{self.projector}".lstrip(".") if self._list_blocks() else None
 
-        folder = str(getattr(self.model, "name_or_path", ""))
-        if len(prompts) > 1:
-            raise ModelError(f"{type(self.model).__name__} takes one prompt, but {len(prompts)} were given.")
-        try:
-            processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompts[0]}]}]
-            if getattr(processor, "chat_template", None):
-                text = processor.apply_chat_template(messages, add_generation_prompt=True)
-            else:
-                text = f"USER: {processor.image_token}\n{prompts[0]} ASSISTANT:"
-            inputs = processor(images=Image.new("RGB", (DUMMY_SIZE, DUMMY_SIZE)), text=text, return_tensors="pt")
-        except Exception as error:  # For missing or broken files, transformers raises errors of many types.
-            reason = " ".join(str(error).split())[:200]
-            problem = f"The model has no processor that builds a prompt with an image ({reason})"
-            raise ModelError(f"{problem}: {SAVE.replace('tokenizer', 'processor')}.") from error
-        return {name: inputs[name] for name in (self.ids_name, "attention_mask")}
+    def list_text_layers(self) -> list[str]:
+        """List the text model's blocks and its final norm, in the explained model.
+
+        Raises `ModelError` if the text model has no such blocks: it has an encoder, or reads latent queries.
+        """
+        names = [f"{self.prefix}.{self.text_modules[0]}.{name}".lstrip(".") for name in (*self._list_blocks(), "norm")]
+        if len(names) == 1:
+            problem = (
+                f"{type(self.model).__name__} has no decoder-only language model, in which lens reads image tokens"
+            )
+            raise ModelError(f"{problem}: choose another method, such as hirescam.")
+        return names
+
+    def _list_blocks(self) -> list[str]:
+        """List the blocks of a decoder-only text model, by their names in it. Other text models have none."""
+        modules = dict(self.model.get_submodule(self.text_modules[0]).named_children())
+        return [f"layers.{i}" for i, _ in enumerate(modules.get("layers", ()))] if "norm" in modules else []
 
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         arguments = super().complete_arguments(batch)
@@ -178,6 +178,13 @@ class VisionLanguageModel(GenerativeCaptioner):
             samples.append(sample)
             room -= pieces.count_image_tokens(image)
         return replace(pieces, samples=samples)
+
+
+class PaliGemma(VisionLanguageModel):
+    """PaliGemma: a prompt is a command, such as "detect cup"."""
+
+    plain_prompt = "{images}{prompt}"
+    usual_prompts = ("caption en",)
 
 
 class TiledModel(VisionLanguageModel):
@@ -394,6 +401,8 @@ class FlorencePieces(Pieces):
 class Florence(VisionLanguageModel):
     """Florence-2: a language model with an encoder, which reads the mean of the image's patches, and then the patches."""
 
+    plain_prompt = "{prompt}"
+    usual_prompts = ("<CAPTION>",)
     text_modules = ("model.language_model", "lm_head")
     starts = ("decoder_start_token_id", "bos_token_id")
     ids_name = "decoder_input_ids"
@@ -407,6 +416,8 @@ class Florence(VisionLanguageModel):
 class Kosmos(VisionLanguageModel):
     """Kosmos-2: latent queries attend to the image's patches, and a language model reads the queries."""
 
+    plain_prompt = "{prompt}"
+    usual_prompts = ("An image of",)
     tower = "vision_model"
     text_modules = ("text_model", "image_to_text_projection.x_attn")
     # The patches are normalised to length 1 before this layer. Before, gradient times activation would sum to zero.

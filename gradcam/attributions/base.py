@@ -50,7 +50,8 @@ class Attribution:
     ----------
     values : Tensor (N,K,C,H,W)
         float32; (N,K,C,D,H,W) for volumes. Values are signed, neither clipped nor normalised. Integrated gradients are
-        in units of the score. The values of all other methods are in units of the score per unit of the image.
+        in units of the score. The values of all other methods are changes of the score per unit change of
+        a pixel.
     classes : Tensor (N,K) or None
         The explained classes, int64; None if the target was a function.
     scores : Tensor (N,K)

@@ -41,7 +41,8 @@ def integrated_gradients(
     target : Any, default None
         As in `gradcam.explain`.
     baseline : Tensor, default None
-        The reference input, broadcast to the images. None stands for zeros, the mean colour of normalised images.
+        The reference input, broadcast to the images. None means zeros; in normalised images, zero is the
+        mean colour.
     steps : int, default 50
         The number of quadrature points.
     chunk : int, default 1

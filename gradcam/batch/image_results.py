@@ -62,13 +62,15 @@ class ExplainRequest(Plan):
     `methods` are CAM methods, which run at `layers`. If `layers` is empty, each method runs at its default layer
     (`Classifier.layer_for`). `attributions` are methods that attribute to input pixels. If `methods` and `attributions`
     are empty, the default method of the model or the target is used. If `target` is None, the default target of the
-    model's task is used. `make_page` is a function that makes an HTML page for each image.
+    model's task is used. `make_page` is a function that makes an HTML page for each image. `others` are further images in
+    the prompt of a vision-language model, by path.
     """
 
     target: ClassTarget | Target | Callable[[Any], Any] | None = field(default_factory=ClassTarget)
     layers: Sequence[str] = ()
     attributions: Sequence[AttributionMethod] = ()
     make_page: MakePage | None = None
+    others: Mapping[str, Prepared] = field(default_factory=dict)
 
     @property
     def all_methods(self) -> list[Method | AttributionMethod]:
@@ -78,7 +80,11 @@ class ExplainRequest(Plan):
         """Return the number of results per image. If the target's number of scores is unknown, assume one or two."""
         layers_per_method = [(len(self.layers) or 1) if method.has_layer else 1 for method in self.all_methods]
         score_count = count_scores(self.target) or (2 if isinstance(self.target, Target) else 1)
-        return (sum(layers_per_method) or len(self.layers) or 1) * (score_count + isinstance(self.target, Like))
+        return (
+            (sum(layers_per_method) or len(self.layers) or 1)
+            * (score_count + isinstance(self.target, Like))
+            * (1 + len(self.others))
+        )
 
     def list_layers(self, classifier: Classifier) -> list[str]:
         layers = list(self.layers) or [classifier.layer_for(method) for method in self.methods]
@@ -180,7 +186,7 @@ class ExplainedImage:
 
     `maps` has the type of the results of `Classifier.compare`. If the image is a tensor (H,W,3) on a device, its
     heatmaps are on the same device. If the device has drawn the overlays, `drawn_results` are the results with these
-    overlays.
+    overlays. `others` are the maps on further images of the prompt, by path.
     """
 
     maps: Mapping[tuple[str, str], ImageExplanation]
@@ -189,6 +195,7 @@ class ExplainedImage:
     target: ClassTarget | Target | Callable[[Any], Any] | None = None
     page: Page | None = None
     drawn_results: Sequence[ExplanationResult] | None = field(default=None, repr=False)
+    others: Mapping[str, Sequence[ImageExplanation]] = field(default_factory=dict, repr=False)
 
     __repr__ = format_fields
 
@@ -213,7 +220,7 @@ class ExplainedImage:
         references = [item.reference for item in self.maps.values() if isinstance(item.reference, ImageExplanation)]
         return [
             _to_result(source, k, self.target, on)
-            for on, sources in ((None, self._sources), ("reference", references))
+            for on, sources in ((None, self._sources), *self.others.items(), ("reference", references))
             for source in sources
             for k in range(source.scores.shape[1])
         ]
@@ -222,6 +229,7 @@ class ExplainedImage:
         explained = tuple(replace(result.entry, **names) for result, names in zip(self.results, files))
         size, fit = tuple(self.picture.shape[:2]), self._sources[0].fit
         facts: dict[str, Any] = {"note": self.note, "size": size, "region": self.region, "fit": fit}
+        facts |= {name: getattr(self._sources[0], name, None) for name in ("prompt", "answer")}
         return Record(image, model, predictions=tuple(self.predictions), explained=explained, **facts)
 
     @property
@@ -271,6 +279,8 @@ def explain_batch(
         rows: list[Classes] = [None] * len(pictures) if classes is None else [[index] for index in classes]
         pairs = zip(pictures, rows)
         return [explain_batch(classifier, request, [prepared], classes=row)[0] for prepared, row in pairs]
+    if request.others:
+        pictures = [replace(prepared, others=list(request.others.values())) for prepared in pictures]
     target = _to_target(request.target, classes, len(pictures))
     maps: dict[tuple[str, str], ImageExplanation] = {}
     if request.methods or not request.attributions:
@@ -281,6 +291,8 @@ def explain_batch(
         options["reshape"] = request.options["reshape"] if method.has_layer else None
         layers: Sequence[str | None] = (method.has_layer and request.layers) or [None]
         attributions += [classifier.attribute(pictures, method, layer=layer, **options) for layer in layers]
+    others = {path: [item.select(i).cpu() for item in maps.values()] for i, path in enumerate(request.others, 1)}
+    maps = {key: item.select(0) for key, item in maps.items()} if others else maps
     first: Any = [*maps.values(), *attributions][0]
     predictions = _predict_all(classifier, first, target, len(pictures))
     maps, attributions = {key: _move_to_cpu(item) for key, item in maps.items()}, [item.cpu() for item in attributions]
@@ -290,7 +302,7 @@ def explain_batch(
             results.append(GradcamError("The model's output contains NaN or infinite values: check its weights."))
             continue
         result: ExplainedImage | GradcamError
-        result = image_result = ExplainedImage(maps, attributions, image_predictions, request.target)
+        result = image_result = ExplainedImage(maps, attributions, image_predictions, request.target, others=others)
         try:
             if len(pictures) > 1:
                 maps_of_image = {key: explanation.select(i) for key, explanation in maps.items()}

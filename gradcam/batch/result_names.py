@@ -59,7 +59,7 @@ def list_endings(
         if len(request.layers) > 1 and entry.method in methods_with_layer:
             words.append(to_safe_name(entry.layer))
         evidence = "" if entry.method in attributions else name_evidence(entry.evidence)
-        entry_stem = PurePath(entry.like or "").stem if entry.on and stem else stem
+        entry_stem = PurePath(entry.like or entry.on).stem if entry.on and stem else stem
         names.append(join_name(entry_stem, "".join(f"-{word}" for word in words) + evidence + suffix))
     return names
 
@@ -98,11 +98,18 @@ def _describe_target(entry: Explained, stem: str = "") -> list[str]:
         return ["like", to_safe_name(stem)]
     if entry.kind == "like":
         return ["like", to_safe_name(PurePath(entry.like or "").stem), *([entry.on] if entry.on else [])]
+    placed = (
+        []
+        if entry.on is None
+        else ["with", to_safe_name(stem)]
+        if stem
+        else ["on", to_safe_name(PurePath(entry.on).stem)]
+    )
     number = next((value for value in (entry.number, entry.word, entry.keypoint) if value is not None), "")
     label = "" if entry.kind == "keypoint" else entry.text or entry.label
     place = ",".join(f"{side:.0f}" for side in entry.box or ()) if entry.missed else entry.mask
     details = [place if place != "predicted" else None, label, entry.edge or entry.axis]
-    return [f"{entry.kind}{number}", *(to_safe_name(detail) for detail in details if detail)]
+    return [*placed, f"{entry.kind}{number}", *(to_safe_name(detail) for detail in details if detail)]
 
 
 def panel_suffix(evidence: str, *, suffix: str) -> str:

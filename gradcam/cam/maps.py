@@ -282,7 +282,7 @@ def _compute_gradients(
     `scaled` is as in `jacobian`. With `check_mixing`, check that images do not depend on one another.
     """
     inputs = [site.recorded for site in sites]
-    for chunk in jacobian(scores, inputs, scaled=scaled):
+    for chunk in jacobian(scores, inputs, scaled=scaled, most_classes=recorded.scored.per_pass):
         pairs = zip(sites, fill_missing_gradients(chunk, inputs))
         yield [site.to_grid(gradient, "gradients", recorded.checks) for site, gradient in pairs]
     if check_mixing:

@@ -21,6 +21,7 @@ from gradcam.cam.methods.base import (
     InputMethod,
     Method,
     RerunMethod,
+    WordMethod,
     compute_checked,
 )
 from gradcam.cam.rounding import DenoisedMaps, MethodMaps, denoise_method, mark_rounding
@@ -106,6 +107,9 @@ def apply_other_methods(
 
             check_independence(recorded, sites, recorded.scored.values)
         yield from _apply_curvature_methods(recorded, sites, second_order, one_by_one=one_by_one)
+    for site, method in product(sites, methods):
+        if isinstance(method, WordMethod):
+            yield MethodMaps(site.layer, method.name, [DenoisedMaps(method.compute(recorded, site))])
     if reruns is None:
         return
     budget, log = reruns
@@ -172,6 +176,7 @@ def compute_finer_scores(name: str, scored: TargetScores) -> Tensor:
     target, views = scored.target, 1
     if isinstance(target, RepeatedTarget):
         target, views = target.target, target.blocks
+    target = getattr(target, "target", target)  # For images in pieces, a target wraps the class target.
     if target.score != "logit":
         raise TargetError(f"{name} defines its own score, but score={target.score!r} was requested: leave score= out.")
     images = len(scored.logits) // views

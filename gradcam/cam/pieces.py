@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradcam.adapters import find_family
 from gradcam.adapters.captioning import GenerativeCaptioner
+from gradcam.adapters.vision_language import VisionLanguageModel
 from gradcam.cam.forward import RecordedPass
 from gradcam.cam.methods.base import Method
 from gradcam.cam.postprocess import resize
@@ -20,6 +21,11 @@ from gradcam.layers.pieces import TokenLayout
 from gradcam.options import ExplainOptions
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, ScoreExtractor, TargetScores
 from gradcam.targets.classes import compute_scores
+
+# The default method for words, at the projector. Of the methods of one pass, its maps fit objects best:
+# `scripts/bench --only words`.
+WORD_METHOD = "elementwise-gradcam"
+SCORES_PER_PASS = 2  # With more scores, a text model's gradients need much memory, compared with the forward pass.
 
 
 def bind_pieces(
@@ -41,9 +47,15 @@ def bind_pieces(
         needed = "the whole output of the model's own processor, with input_ids"
         raise TargetError(f"{type(model).__name__} needs a prompt, but the inputs have none: pass {needed}.")
     family = find_family(model, GenerativeCaptioner)
-    layer = bound.layer if family is None else bound.layer or family.layer
+    layer, default_method = bound.layer if family is None else bound.layer or family.layer, LOCAL_METHOD
+    if isinstance(family, VisionLanguageModel):
+        is_default = all(method.name == WORD_METHOD for method in methods) and options["evidence"] == "positive"
+        if any(method.place == "text" for method in methods):
+            layer = family.list_text_layers()[-2]
+        elif is_default and family.word_layer is not None:
+            layer, default_method = family.word_layer, WORD_METHOD
     target = ImageRows(bound.target, bound.batch.pieces.samples)
-    return replace(bound, target=target, layer=layer, method=LOCAL_METHOD)
+    return replace(bound, target=target, layer=layer, method=default_method)
 
 
 @dataclass(frozen=True)
@@ -60,12 +72,13 @@ class ImageRows(ScoreExtractor):
     def score(self, output: Any, images: int) -> TargetScores:
         scored = compute_scores(self.target, output, max(self.samples) + 1)
         first = [sample not in self.samples[:image] for image, sample in enumerate(self.samples)]
-        is_first = torch.tensor(first, device=scored.values.device)[:, None]
+        is_first = torch.tensor(first, dtype=torch.bool, device=scored.values.device)[:, None]
         rows = list(self.samples)
         values = scored.values[rows].where(is_first, scored.values.detach()[rows])
         instances = None if scored.instances is None else [scored.instances[row] for row in rows]
         classes, logits = (None if value is None else value[rows] for value in (scored.classes, scored.logits))
-        return replace(scored, values=values, classes=classes, logits=logits, target=self, instances=instances)
+        fields: dict[str, Any] = {"classes": classes, "logits": logits, "instances": instances}
+        return replace(scored, values=values, target=self, per_pass=SCORES_PER_PASS, **fields)
 
 
 def crop_views(levels: Sequence[Tensor], recorded: RecordedPass, layer: str) -> Sequence[Tensor]:

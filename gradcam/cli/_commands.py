@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SECTIONS = {
     "Target": (
         *("--task", "--box", "--edge", "--missed", "--threshold", "--mask", "--text", "--like"),
-        *("--caption", "--word", "--keypoint", "--axis", "--target"),
+        *("--prompt", "--caption", "--word", "--say", "--with", "--keypoint", "--axis", "--target"),
     ),
     "Explanation": (
         *("--fit", "--predictions", "--score", "--against", "--evidence"),

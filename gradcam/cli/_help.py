@@ -110,7 +110,7 @@ MODEL = "--model --weights --labels --layer"
 PRINTING = "--output --json --quiet"
 # The short help of these commands lists only these options. The short help of all other commands lists every option.
 OPTIONS = {
-    "run": f"{MODEL} --method --class --top-k --box --mask --text --caption --fit --figure --device {PRINTING}",
+    "run": f"{MODEL} --method --class --top-k --box --mask --text --prompt --caption --fit --figure --device {PRINTING}",
     "page": f"{MODEL} --method --class --top --check --device --output --overwrite --resume --quiet",
     "ui": "--model --weights --labels --device --port --host --no-browser",
     "batch": f"--output {MODEL} --method --class --top-k --save --format --batch-size --workers --resume "

@@ -314,8 +314,15 @@ def find_suffix(choice: ModelChoice) -> str:
 
 
 def list_input_files(images: Sequence[Path], target_choice: TargetChoice) -> list[Path]:
-    """List the files that must not be overwritten: the images, and the files of --like and --mask."""
-    return [*images, *(path for path in (target_choice.like, target_choice.mask) if isinstance(path, Path))]
+    """List the files that must not be overwritten: the images, and the files of --like, --mask and --with."""
+    return [
+        *images,
+        *(
+            path
+            for path in (target_choice.like, target_choice.mask, *target_choice.with_images)
+            if isinstance(path, Path)
+        ),
+    ]
 
 
 def is_same_file(first: Path, second: Path) -> bool:
@@ -399,7 +406,10 @@ def prepare_request(
     find_target = _to_classes if classifier.task == "classification" else to_target
     target = find_target(settings, classifier)
     print_notes(classifier.notes, output)
-    return classifier, replace(request, layers=layers, target=target)
+    others = {str(path): classifier.prepare(path) for path in settings.target_choice.with_images}
+    if others and not hasattr(getattr(classifier, "family", None), "to_pieces"):
+        raise click.UsageError(f"{classifier.name} takes one image at a time: remove --with.")
+    return classifier, replace(request, layers=layers, target=target, others=others)
 
 
 def _to_request(settings: Settings, methods: Sequence[str | Method | AttributionMethod]) -> ExplainRequest:

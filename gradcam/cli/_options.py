@@ -323,7 +323,8 @@ _TARGET = (
     ),
     score,
     against(
-        "Class to contrast with --class (needs --score contrast), or sentence to contrast with --text; may be repeated.",
+        "Contrast the class of --class with this class (needs --score contrast), the sentence of --text with this sentence, "
+        "or the answer of a captioner with this word; may be repeated.",
         "NAME|SENTENCE",
     ),
     choice("--evidence", EVIDENCE, "Show evidence for the class (positive), against it (negative), or both (signed)."),
@@ -381,6 +382,13 @@ def names_option(
 
 _EDGE = option("--edge", "Detectors: explain the position of this edge of the box.", click.Choice(allowed.EDGES))
 _AXIS = option("--axis", "Pose models: coordinate to explain.", click.Choice(allowed.AXES))
+_WITH = option(
+    "--with IMAGE",
+    "Vision-language models: further image in the same prompt, with its own heatmaps; may be repeated.",
+    parse.FILE,
+    name="with_images",
+    multiple=True,
+)
 _OTHER_TARGETS = (
     option(
         "--task TASK",
@@ -412,20 +420,24 @@ _OTHER_TARGETS = (
     ),
     option(
         "--text SENTENCE",
-        "CLIP-like models: sentence to locate; may be repeated. Text-prompted detectors: objects to detect.",
+        "CLIP-like models: sentence to locate; may be repeated. Text-prompted detectors: objects to detect. Captioners: "
+        "as --prompt.",
         parse.to_sentence,
         name="texts",
         multiple=True,
     ),
     option("--like FILE", "Explain why the image is similar to this second image.", parse.FILE),
-    click.option("--caption", is_flag=True, help="Captioners: explain every word of the caption."),
+    option("--prompt TEXT", "Vision-language models: question or command about the image.", parse.to_sentence),
+    click.option("--caption", is_flag=True, help="Captioners: explain every word of the caption or answer."),
     names_option(
         "--word N",
-        "Captioners: number of the word to explain; may be repeated.",
+        "Captioners: number of the word to explain, from 0; may be repeated.",
         name="words",
         find=_find_numbers,
         completions=(),
     ),
+    option("--say TEXT", "Captioners: explain this answer, even if the model gives another one.", parse.to_sentence),
+    _WITH,
     names_option(
         "--keypoint N|all",
         "Pose models: number of the keypoint to explain; may be repeated. The keypoint belongs to "
@@ -529,9 +541,14 @@ audit_model = combine(
     option("--class-names FILE", *_LABELS_SETTINGS, name="labels"),
 )
 model_without_name = combine(*_MODEL[1:])  # without --model, for commands in which an argument names the model
-# --edge and --axis explain a coordinate. A coordinate has no probability, so its heatmap cannot be evaluated.
-_EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS))
-other_targets = combine(*_EVALUATED_TARGETS, against("Sentence to contrast with --text; may be repeated.", "SENTENCE"))
+# --edge and --axis explain a coordinate. A coordinate has no probability, so its heatmap cannot be evaluated. Only one
+# image is evaluated at a time.
+_EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS, _WITH))
+_AGAINST = (
+    "Contrast the sentence of --text with this sentence, or the answer with this word; may be repeated.",
+    "SENTENCE",
+)
+other_targets = combine(*_EVALUATED_TARGETS, against(*_AGAINST))
 save = combine(
     names_option(
         "--save KIND[,KIND]",

@@ -40,7 +40,8 @@ class PageMaker:
         is_class = classifier.task == "classification"
         target: Any = list(settings.classes) or None
         if settings.target is not None or not is_class:
-            target = None if _has_default_target(settings) else to_target(settings, classifier)
+            is_default = _has_default_target(settings) and classifier.task != "captioning"
+            target = None if is_default else to_target(settings, classifier)
         layers: Any = list(settings.layers) or None
         if layers is None and is_class and not self.is_whole:
             layers = [classifier.layer]
@@ -48,9 +49,18 @@ class PageMaker:
         options: Any = {"reshape": settings.options.get("reshape"), "progress": progress}
         result = page(image, classifier, layers=layers, methods=methods, target=target, top=self.top, **options)
         model = _to_public_choice(settings.model)
-        prompts = settings.target_choice.texts if classifier.task in ("detection", "captioning") else ()
-        words = [*model.to_words(), *(word for text in prompts for word in ("--text", text))]
+        choice, is_captioner = settings.target_choice, classifier.task == "captioning"
+        prompts = (
+            (*choice.texts, *filter(None, [choice.prompt])) if classifier.task == "detection" or is_captioner else ()
+        )
+        words = [
+            *model.to_words(),
+            *(word for text in prompts for word in ("--prompt" if is_captioner else "--text", text)),
+        ]
         result = replace(result, words=words, code=to_code(replace(model, prompts=prompts), is_class=is_class))
+        if choice.say is not None:
+            codes = [code and f"{code[:-1]}, say={choice.say!r})" for code in result.targets.code or ()]
+            result = replace(result, words=[*words, "--say", choice.say], targets=replace(result.targets, code=codes))
         return self._add_verdict(classifier, image, result) if self.is_checked else result
 
     def _add_verdict(self, classifier: Classifier, image: Prepared, result: Page) -> Page:

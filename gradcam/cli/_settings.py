@@ -11,6 +11,7 @@ import click
 
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
+from gradcam.errors import TargetError
 from gradcam.options import BOX_THRESHOLD, DEFAULTS, LOOK_OPTIONS, ExplainOptions
 
 if TYPE_CHECKING:
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
 
 ALL = "all"  # value of --box and --keypoint
 OPTION_NAMES_BY_FIELD = {"boxes": "box", "texts": "text", "words": "word", "keypoints": "keypoint"}
+OPTION_NAMES_BY_FIELD |= {"with_images": "with"}
 # For each task of a model, these options choose the target.
 OPTIONS_BY_TASK = {
     "classification": ("--class", "--top-k", "--score", "--against"),
     "detection": ("--box", "--edge", "--missed", "--class", "--threshold"),
     "segmentation": ("--mask", "--class"),
     "matching": ("--text", "--against", "--like"),
-    "captioning": ("--caption", "--word"),
+    "captioning": ("--caption", "--word", "--prompt", "--say", "--against", "--with"),
     "pose": ("--keypoint", "--axis", "--box"),
 }
 
@@ -74,6 +76,9 @@ class TargetChoice:
     like: Path | None = None
     caption: bool = False
     words: tuple[int, ...] = ()
+    prompt: str | None = None
+    say: str | None = None
+    with_images: tuple[Path, ...] = ()
     keypoints: tuple[int | str, ...] = ()
     axis: str | None = None
 
@@ -103,6 +108,8 @@ class TargetChoice:
         for name, value in description.items():
             if isinstance(value, Path):
                 description[name] = {"file": value.name, "sha256": hash_file(value)}
+            elif name == "with":
+                description[name] = [{"file": path.name, "sha256": hash_file(path)} for path in value]
         return description
 
 
@@ -180,8 +187,9 @@ def to_settings(params: dict[str, Any]) -> Settings:
     if settings.classes and settings.top_k > 1:
         raise click.UsageError("--class and --top-k both choose the classes to explain: give only one of them.")
     _check_targets(settings)
-    if settings.against and not target_choice.texts and settings.score != "contrast":
-        raise click.UsageError("--against needs --score contrast: add --score contrast, or remove --against.")
+    words = {"--text", "--prompt", "--caption", "--word", "--say"} & {*target_choice.option_names}
+    if settings.against and not words and settings.score != "contrast":
+        raise click.UsageError("--against needs --score contrast, --text or --prompt: add one, or remove --against.")
     _check_for_attributions(settings)
     if model.fit == "crop" and model.predictions == "seen":
         raise click.UsageError("--predictions seen needs --fit whole or --fit tiles: add one of them.")
@@ -199,7 +207,8 @@ def to_single_target_settings(params: dict[str, Any], class_: str | None) -> Set
 # Only options of the same group can be combined. --box can be combined with --text, because the texts are the prompts
 # of a text-prompted detector.
 COMPATIBLE_OPTIONS = (
-    ("--box", "--edge", "--text"), ("--missed", "--text"), ("--mask",), ("--like",), ("--caption", "--word", "--text"),
+    ("--box", "--edge", "--text"), ("--missed", "--text"), ("--mask",), ("--like",),
+    ("--caption", "--word", "--text", "--prompt", "--say", "--with"),
     ("--keypoint", "--axis", "--box"), ("--target",), ("--top-k",),
 )  # fmt: skip
 
@@ -228,7 +237,7 @@ def to_target(settings: Settings, model: Classifier) -> Any:
         "detection": lambda: _to_boxes(target_choice, classes),
         "segmentation": lambda: targets.Mask(classes or None, target_choice.mask),
         "matching": lambda: _to_match(settings, model.name),
-        "captioning": lambda: targets.Token(None, list(target_choice.words) or None),
+        "captioning": lambda: _to_words(settings, model),
         "pose": lambda: _to_keypoints(target_choice),
     }
     return makers[model.task]()
@@ -269,6 +278,30 @@ def _to_keypoints(target_choice: TargetChoice) -> Any:
     return targets.Keypoint(numbers, target_choice.axis, box=int(target_choice.boxes[0]) if target_choice.boxes else 0)
 
 
+def _to_words(settings: Settings, model: Any) -> Any:
+    """Return the target of words of the answer; of tokens if the model has no tokenizer."""
+    from gradcam import targets
+
+    choice, against = settings.target_choice, settings.against
+    prompts = [*choice.texts, *filter(None, [choice.prompt])]
+    for option, values in {"--prompt": prompts, "--against": against}.items():
+        if len(values) > 1:
+            raise click.UsageError(f"A captioner takes one {option}, but {len(values)} were given: remove all but one.")
+    fields: Any = {
+        "prompt": prompts[0] if prompts else None,
+        "say": choice.say,
+        "against": against[0] if against else None,
+    }
+    words: Any = list(choice.words) or (None if against and not choice.caption else all)
+    try:
+        _ = model.family.tokenizer
+        target = targets.Token(word=words, **fields)
+    except TargetError:
+        target = targets.Token(None, list(choice.words) or None, **fields)
+    model.for_target(target)  # Raises an error if the model takes no prompt.
+    return target
+
+
 def _to_match(settings: Settings, name: str) -> Any:
     from gradcam import targets
 
@@ -290,7 +323,8 @@ def check_task(settings: Settings, model: Classifier) -> None:
     values = {"--class": settings.classes, "--top-k": settings.top_k > 1}
     values |= {"--score": settings.score != "logit", "--against": settings.against}
     names += [name for name, value in values.items() if value]
-    suitable = [*OPTIONS_BY_TASK[model.task], *(["--text"] if getattr(model, "inputs", None) else [])]
+    takes_text = model.task == "captioning" or getattr(model, "inputs", None)
+    suitable = [*OPTIONS_BY_TASK[model.task], *(["--text"] if takes_text else [])]
     shared = ["--fit", "--activation"] if model.task == "classification" else []
     if unsuitable := [name for name in names if name not in [*suitable, *shared]]:
         tasks = [task for task, names in OPTIONS_BY_TASK.items() if unsuitable[0] in names] or ["classification"]

@@ -196,6 +196,7 @@ def format_report(report: ImageOutcome) -> str:
     task = [] if report.task == "classification" else [report.task]
     image, size = report.record.image, record.size or (0, 0)
     lines = [format_title(image, size, record.model, report.device, report.seconds, *task), ""]
+    lines += [] if record.answer is None else [f"  {record.answer}", ""]
     if record.predictions:
         lines += [*(_format_detections(record.predictions, report.task) if task else _format_classes(record)), ""]
     lines += [*_format_explanations(record, report.grids), ""] if record.explained else []

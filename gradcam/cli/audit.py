@@ -27,7 +27,7 @@ MAX_PAGE_CLUSTERS = 50
 MAX_LISTED_FAILURES = 10
 SHEET_NAME = "audit.png"
 SUSPICION_NOTE = (
-    "The suspicion of a cluster is between 0 and 1. A suspicion near 1 has two reasons: other classes have almost no "
+    "Each cluster has a suspicion between 0 and 1. A suspicion near 1 has two reasons: other classes have almost no "
     "evidence at the cluster's position, and almost no evidence outside the cluster has a similar appearance. A high "
     "suspicion is a reason to look at the images, not a proof. An audit can also miss shortcuts."
 )
@@ -38,7 +38,7 @@ SUSPICION_NOTE = (
 @options.option(
     "--labels TABLE|folders|predicted",
     "Source of each image's class. TABLE: a file with the columns image and class; folders: the folder names; "
-    "predicted: the model's predictions.  [default: folders if the folders are named like classes, otherwise predicted]",
+    "predicted: the model's predictions.  [default: 'folders' if the folder names are class names, otherwise 'predicted']",
     name="classes",
 )
 @options.audit_model

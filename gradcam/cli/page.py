@@ -100,12 +100,12 @@ def _write_page(
     file = Path(output) if is_file and output else Path(output or ".") / join_name(image.stem, ".html")
     if url is not None:
         find_preview_file(file)  # Refuse to overwrite an unrelated file before the model is loaded.
-    classifier, _ = prepare_request(make_page.settings, output_mode)
+    classifier, request = prepare_request(make_page.settings, output_mode)
     start, attempt = time.perf_counter(), Attempt(image)
     with attempt.catch_errors():
         if file.parent.is_symlink() or not file.parent.is_dir():
             make_folder(file.parent)
-        prepared = classifier.prepare(image)
+        prepared = replace(classifier.prepare(image), others=list(request.others.values()))
         with show_pass_progress(output_mode) as progress:
             page = replace(make_page(classifier, prepared, progress), name=image.name)
         page.save(file, url=url)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LOCALHOST = "127.0.0.1"
 DEFAULT_PORT = 8765
-HOW_TO_ALLOW = "Start gradcam ui with --allow-code, or with this name as --model."
+HOW_TO_ALLOW = "Start gradcam ui with --allow-code, or pass this name to --model when you start it."
 
 
 def _to_host_name(text: str) -> str:

@@ -326,7 +326,7 @@ def _find_t_probability(ratio: float, freedom: int) -> float:
 def _subtract(values: Sequence[Any], reference: Sequence[Any]) -> list[float]:
     ours, theirs = _to_floats(values), _to_floats(reference)
     if len(ours) != len(theirs):
-        expected = "one of each per image, in the same order, with None for images without a value"
+        expected = "a value and a reference value for each image, in the same order; None for images without a value"
         raise GradcamError(f"There are {len(ours)} values and {len(theirs)} reference values: expected {expected}.")
     return [a - b for a, b in zip(ours, theirs)]
 
@@ -338,5 +338,5 @@ def _to_floats(values: Iterable[Any]) -> list[float]:
         expected = "one number per image, or None for images without a value"
         raise GradcamError(f"The values are {shorten(values)}, expected {expected}.") from None
     if any(map(math.isinf, numbers)):
-        raise GradcamError("The values contain an infinite number, so they have no mean.")
+        raise GradcamError("At least one value is infinite, so the values have no mean.")
     return numbers

@@ -64,7 +64,12 @@ def translate_torch_errors(explanations: Mapping[str, str]) -> Iterator[None]:
 
 
 def jacobian(
-    scores: Tensor, inputs: Sequence[Tensor], *, scaled: bool, most_bytes: int | None = None
+    scores: Tensor,
+    inputs: Sequence[Tensor],
+    *,
+    scaled: bool,
+    most_bytes: int | None = None,
+    most_classes: int | None = None,
 ) -> Iterator[list[Tensor | None]]:
     """Yield the gradients of scores (N,K) at each of `inputs` (N,...), as (k,N,...) for k classes at a time.
 
@@ -75,13 +80,13 @@ def jacobian(
     pass, and the gradients are converted to float32 and divided by the same power.
 
     `most_bytes` limits the memory for one input's gradients of all classes that share a backward pass (default
-    `MAX_GRADIENT_BYTES`).
+    `MAX_GRADIENT_BYTES`). At most `most_classes` share a backward pass.
     """
     with torch.enable_grad():
         values = scores.sum(0)
     largest = max(tensor.numel() * tensor.element_size() for tensor in inputs)
     directions = torch.eye(len(values), dtype=values.dtype, device=values.device)
-    classes = max(1, (most_bytes or MAX_GRADIENT_BYTES) // largest)
+    classes = max(1, min((most_bytes or MAX_GRADIENT_BYTES) // largest, most_classes or len(directions)))
     for chunk in [directions] if len(directions) <= classes else directions.split(classes):
         if not scaled:
             yield _backward(values, inputs, chunk, 1)

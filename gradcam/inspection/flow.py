@@ -264,7 +264,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
         If a layer does not exist, never runs, or returns no floating-point tensor. Also if a pattern matches no layer
         that runs and returns such a tensor.
     ModelError
-        If the score does not depend on the images or parameters by operations that autograd records.
+        If autograd records no path from the images or parameters to the score.
     GradcamError
         As in `gradcam.explain`.
 

@@ -91,7 +91,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls of a forward pass, in order of their start. The first call is the call of the model, with the totals.
+    """The calls of a forward pass, in order of their start.
+
+    The first entry is the call of the model itself; its numbers are the totals.
 
     Attributes
     ----------

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import Self
 
 from gradcam.errors import ImageError, LayerError
 from gradcam.hooks.containers import Window
@@ -147,6 +148,16 @@ class Pieces:
     def count_image_tokens(self, image: int) -> int:
         """Return how many tokens of the text stand for an image."""
         return sum(math.prod(self._token_grid(number)) for view in self.views[image] for number in _list_pieces(view))
+
+    def crop(self, windows: Sequence[Window]) -> Self:
+        """Return the pieces, if each image covers only this part of its single piece, as shares of the piece's sides."""
+        views, sizes = list(self.views), list(self.sizes)
+        for image, window in enumerate(windows):
+            (view, *others), (height, width) = views[image], sizes[image]
+            if not others and view.window == WHOLE and len(_list_pieces(view)) == 1 and window != WHOLE:
+                views[image] = (View(view.pieces, window),)
+                sizes[image] = max(1, round(height * window[2])), max(1, round(width * window[3]))
+        return replace(self, views=views, sizes=sizes)
 
     def check_placeholders(self, name: str) -> None:
         """Raise `ImageError` if the text `name` has another number of placeholders than the images have tokens."""

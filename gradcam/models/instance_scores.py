@@ -80,7 +80,11 @@ class PictureScores(Classifier):
     def batch(self, images: Sequence[ImageInput]) -> Tensor:
         if self.pixel_size is None:
             return super().batch(images)
-        pictures = [torch.tensor(self.prepare(image).reading.picture).permute(2, 0, 1)[None] for image in images]
+        pictures = []
+        for picture in (self.prepare(image).reading.picture for image in images):
+            top, left, rows, columns = self.region(*picture.shape[:2])
+            visible = picture[top : top + rows, left : left + columns]
+            pictures.append(torch.tensor(visible).permute(2, 0, 1)[None])
         pixels = [F.interpolate(item.float(), self.pixel_size, mode="bilinear", antialias=True) for item in pictures]
         return torch.cat(pixels).to(self.device)
 
@@ -100,6 +104,7 @@ def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = 
     answer become classes. Otherwise, only the target's instances become classes. Raises the errors of
     `to_instance_classifier`.
     """
+    model, target = model.for_target(target)
     is_captioner = isinstance(model, Captioner)
     target = model.resolve(target, [picture]) if is_captioner else target  # Generate the answer only once.
     scores = to_instance_classifier(model, picture, target)
@@ -125,11 +130,13 @@ def to_instance_classifier(
     TargetError
         If the target is a function or a position, or if nothing is detected in the image.
     """
-    target = model.list_all() if target is None else target
+    model, target = model.for_target(model.list_all() if target is None else target)
     batch, resolved = model.to_batch([picture]), model.resolve(target, [picture])
     if (part := getattr(resolved, "edge", None) or getattr(resolved, "axis", None)) is not None:
         problem = f"The target is a position, {part}, which has no probability to evaluate."
         raise TargetError(f"{problem} Leave out the position, and evaluate the whole box or keypoint.")
+    if picture.others:
+        raise TargetError("Only one image is evaluated at a time: leave the other images of the prompt out.")
     bound = bind_target(resolved, unwrap(model.model), batch)
     with preserve_state(bound.model), torch.no_grad():
         scored = compute_scores(bound.target, bound.batch.copy(detach_input).run(bound.model), 1)

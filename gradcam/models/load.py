@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -166,6 +167,7 @@ def load_model(
     task: str = "auto",
     prompts: Sequence[str] = (),
     threshold: float | None = None,
+    processor: Any = None,
     weights: str | os.PathLike[str] | None = None,
     labels: Sequence[str] | str | os.PathLike[str] | None = None,
     mean: float | Sequence[float] | None = None,
@@ -191,9 +193,12 @@ def load_model(
         "classification", "regression", "detection", "segmentation", "matching" (comparing images with sentences or with
         reference images), "captioning" or "pose". "auto" determines the task from the model.
     prompts : sequence of str, default ()
-        Text prompts for a detector that takes them, one per class.
+        Text prompts for a detector that takes them, one per class. For a vision-language model, one default prompt.
     threshold : float, default None
         The minimum score of the boxes that a detector returns. None uses the model's threshold.
+    processor : Any, default None
+        The processor of a vision-language model or captioner, such as ``transformers.AutoProcessor.from_pretrained(name)``.
+        None reads the processor from the model's folder.
     weights : str or path, default None
         This parameter and all parameters below are as in `load_classifier`.
     labels : sequence of str, or path, default None
@@ -246,7 +251,9 @@ def load_model(
     options = _Options(weights, labels, changes, activation, reader, layer, device, precision, fit, predictions)
     parts = options.load(name, task=None if task == "auto" else task, prompts=prompts)
     task = _find_task(parts, options) if task == "auto" else task
-    if prompts and not parts.inputs and task != "matching":
+    if processor is not None and task != "captioning":
+        raise ModelError(f"A processor is for captioning models, but {name_model(name)} is for {task}: leave it out.")
+    if prompts and not parts.inputs and task not in ("matching", "captioning"):
         raise ModelError(f"{name_model(name)} is a model for {task} and takes no text prompts: leave out the prompts.")
     if task not in TASKS:
         raise ModelError(f"{name_model(name)} is a model for {task}, which is not supported: {USE_A_FUNCTION}")
@@ -254,6 +261,8 @@ def load_model(
         model = _make_classifier(name, options, parts)
         names = model.labels or [f"output {index}" for index in range(model.classes)]
         return replace(model, labels=names) if are_values else model
+    if task == "captioning":
+        return _make_captioner(name, options, parts, prompts, processor)
     return _make_task_model(name, options, parts, task, threshold)
 
 
@@ -499,6 +508,26 @@ def _make_task_model(name: Any, options: _Options, parts: Parts, task: str, thre
     required = name_model(name), parts.model, preprocess, len(labels or ()), labels, layer or ""
     fields: dict[str, Any] = {"family": family, "is_chosen": options.layer is not None, "inputs": inputs}
     return TASK_MODELS[task](*required, reader=options.reader_function, notes=(*parts.notes, *notes), **fields)
+
+
+def _make_captioner(name: Any, options: _Options, parts: Parts, prompts: Sequence[str], processor: Any) -> TaskModel:
+    """Return a captioner. Vision-language models need their own processor, and other captioners only for a prompt."""
+    from gradcam.models.providers import huggingface
+
+    family: Any = require_family(parts.model, "captioning")
+    kind, folder = type(family.model).__name__, str(getattr(family.model, "name_or_path", ""))
+    if len(prompts) > 1 or (prompts and family.plain_prompt is None):
+        number = "no prompt" if family.plain_prompt is None else "one prompt"
+        raise ModelError(f"{kind} takes {number}, but {len(prompts)} were given.")
+    prompt = next(iter([*prompts, *(family.usual_prompts or ())]), None)
+    with contextlib.nullcontext() if prompt or processor else contextlib.suppress(ModelError):
+        processor = family.processor = huggingface.load_processor(folder, processor)
+    if hasattr(family, "to_pieces"):
+        if options.edits:
+            raise ModelError(f"{kind}'s own processor prepares the images: leave out size, crop, mean and std.")
+        parts = replace(parts, preprocess=huggingface.make_prompt_preprocess(processor), is_assumed=False)
+    model: Any = _make_task_model(name, options, parts, "captioning", None)
+    return cast("TaskModel", replace(model, prompt=prompt))
 
 
 def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | None, preprocess: Preprocess) -> Any:

@@ -247,14 +247,15 @@ class _PageBuilder:
         explanations: dict[tuple[str, str], ImageExplanation] = {}
         for layer in dict.fromkeys(layer for layer, _ in missing):
             layer_methods = [by_name[method] for missing_layer, method in missing if missing_layer == layer]
-            layer_names = [layer] if layer_methods[0].place == "layer" else None
+            layer_names = [layer] if layer_methods[0].has_layer else None
             explanations |= self.explain(layer_names, layer_methods, ClassTarget([classes]))
         return {key: explanation for key, explanation in explanations.items() if key in set(missing)}
 
     def to_page(self, title: str, sets: list[MapSet]) -> Page:
         """Return the finished page."""
         explanation, model = self.first_explanation, self.classifier
-        notes = [*self.notes, *(note for note in explanation.notes if note)]
+        prompt = [] if explanation.prompt is None else [f"Prompt: {explanation.prompt}"]
+        notes = [*prompt, *self.notes, *(note for note in explanation.notes if note)]
         words, code = describe_model(model.name, explanation.fit, is_class=model.task == "classification")
         reshape = None if callable(self.options["reshape"]) else self.options["reshape"]
         visible, first = (explanation.images[0], explanation.regions[0]), self.first

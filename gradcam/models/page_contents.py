@@ -135,7 +135,12 @@ def _to_words(instance: Instance) -> tuple[list[str] | None, str | None]:
         keywords = {"axis": instance.axis, "box": instance.box_number or None}
         options, arguments = [("keypoint", number), *keywords.items()], [number]
     elif kind == "word" and number is not None:
-        options, arguments = [("word", number)], [None, [number]]
+        is_word = instance.form == "word"
+        options, arguments, keywords = (
+            [("word", number)],
+            [] if is_word else [None, [number]],
+            {"word": number if is_word else None},
+        )
     elif kind == "text" and instance.form == "text":
         against = list(instance.against)
         options = [("text", instance.name), *(("against", sentence) for sentence in against)]

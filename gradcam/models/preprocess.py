@@ -247,10 +247,14 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A preprocessed image: its `reading`, and the tensor `image` (C,H,W) that the model takes."""
+    """A preprocessed image: its `reading`, and the tensor `image` (C,H,W) that the model takes.
+
+    `others` are further images in the same prompt of a vision-language model.
+    """
 
     reading: Reading
     image: Tensor
+    others: Sequence[Prepared] = ()
 
     __repr__ = format_fields
 

@@ -295,6 +295,8 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
         The model's name.
     spacings : sequence of (float, float) or None
         The height and width of each image's pixels, in mm; None if they are unknown.
+    prompt, answer : str or None
+        The prompt of a vision-language model, and the text whose words are explained; None for other models.
 
     Examples
     --------
@@ -309,6 +311,9 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
     ((640, 800, 3), (40, 120, 560, 560))
     >>> explanation.select(1).cpu().save("tripod.png")
     """
+
+    prompt: str | None = field(default=None, repr=False, kw_only=True)
+    answer: str | None = field(default=None, repr=False, kw_only=True)
 
     __repr__ = Explanation.__repr__
 

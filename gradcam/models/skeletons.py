@@ -94,7 +94,7 @@ def _survey(skeleton: Skeleton) -> Survey:
         if "meta" not in str(error).lower():
             raise to_run_error(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
         rows = _list_with_random_weights(skeleton)
-        note = "The forward pass needs real values: the model was run with random weights."
+        note = "The layers cannot be listed without weight values, so the model was run with random weights."
     family = find_main_family(skeleton.model)
     names = [] if family is None else [layer.partition(":")[0] for layer in family.layers]
     names, positive = (names, None) if blueprint.layer is None else ([blueprint.layer], blueprint.layer_for_positive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from gradcam import targets
 from gradcam.adapters import list_families
@@ -18,7 +20,7 @@ from gradcam.adapters.base import CaptionerAdapter, Family
 from gradcam.cam.explain import Explanation, Plan, execute_plan
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch, Window, to_batch
-from gradcam.images.read import Region
+from gradcam.images.read import Pixels, Region, to_8_bits
 from gradcam.layers.find import unwrap
 from gradcam.models.classifier import Classifier, Images, Layers
 from gradcam.models.preprocess import Prepared, find_windows
@@ -27,6 +29,7 @@ from gradcam.targets.base import Target, crop_mask
 from gradcam.targets.boxes import NoBoxError, check_inside
 from gradcam.targets.classes import ClassTarget, is_function
 from gradcam.targets.masks import check_point, find_image_areas, read_mask
+from gradcam.targets.words import to_tokens
 
 
 @dataclass(frozen=True)
@@ -114,11 +117,34 @@ class TaskModel(Classifier):
 
     def run_plan(self, images: Images, layers: Layers, plan: Plan) -> dict[tuple[str, str], ImageExplanation]:
         prepared = self._prepare_all(images)
-        batch, target = self.to_batch(prepared), self.resolve(plan.target, prepared)
+        plan = replace(plan, target=self.resolve(plan.target, prepared))
+        return self._explain_batch(self.to_batch(prepared), prepared, layers, plan)
+
+    def _explain_batch(self, batch: Batch, prepared: Sequence[Prepared], layers: Layers, plan: Plan) -> Any:
         has_layer = plan.needs_layers or not plan.methods
         default_layers: Sequence[str | nn.Module] = [self.layer] if self.is_chosen and has_layer else []
-        explanations = execute_plan(self.model, batch, layers or default_layers, replace(plan, target=target))
+        explanations = execute_plan(self.model, batch, layers or default_layers, plan)
         return {key: self._to_image_explanation(explanation, prepared) for key, explanation in explanations.items()}
+
+    def for_target(self, target: Any) -> tuple[Self, Any]:
+        """Return the model for a target with its own prompt, and the target without the prompt.
+
+        Parameters
+        ----------
+        target : Any
+            As in `explain`.
+
+        Returns
+        -------
+        (TaskModel, Any)
+            The same model and target if the target has no prompt.
+
+        Raises
+        ------
+        TargetError
+            If the model takes no prompt.
+        """
+        return self, target
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
         """Convert a target to the form that `gradcam.explain` takes: read its files, and replace labels by indices.
@@ -372,10 +398,16 @@ class Matcher(TaskModel):
 
 @dataclass(frozen=True, eq=False)
 class Captioner(TaskModel):
-    """An image captioning model, with its preprocessing.
+    """An image captioning model or a vision-language model, with its preprocessing.
 
-    `gradcam.load_model` returns one. A target is a `targets.Token`, or indices of words in the generated caption. None
-    explains all words of the generated caption.
+    `gradcam.load_model` returns one. A target is a `targets.Token`, or indices of tokens in the generated caption. None
+    explains all tokens of the generated caption. Vision-language models get each image as it is, through their own
+    processor. A tuple of images stands for several images in one prompt: the explanation has the maps of each image.
+
+    Attributes
+    ----------
+    prompt : str or None
+        The default prompt; None for models without a prompt. `targets.Token(prompt=...)` replaces it.
 
     Examples
     --------
@@ -392,17 +424,83 @@ class Captioner(TaskModel):
     """
 
     task: ClassVar[str] = "captioning"
+    prompt: str | None = field(default=None, repr=False, kw_only=True)
+
+    def run_plan(self, images: Images, layers: Layers, plan: Plan) -> dict[tuple[str, str], ImageExplanation]:
+        captioner, target = self.for_target(plan.target)
+        prepared = captioner._prepare_all(images)
+        batch = captioner.to_batch(prepared)
+        target = captioner._add_caption(target, batch)
+        explanations = captioner._explain_batch(batch, prepared, layers, replace(plan, target=target))
+        fields = {"prompt": captioner.prompt, "answer": captioner._read_answer(target)}
+        return {key: replace(explanation, **fields) for key, explanation in explanations.items()}
+
+    def prepare(self, image: Any) -> Prepared:
+        if not isinstance(image, tuple) or not image or not self._takes_pieces:
+            return super().prepare(image)
+        first, *others = map(super().prepare, image)
+        return replace(first, others=others)
+
+    def for_target(self, target: Any) -> tuple[Self, Any]:
+        family: Any = self.family
+        if getattr(target, "prompt", None) is None or not isinstance(target, targets.Token):
+            return self, target
+        if family.plain_prompt is None or family.processor is None:
+            advice = "leave the prompt out." if family.plain_prompt is None else "load the model with processor=."
+            problem = "takes no prompt" if family.plain_prompt is None else "has no processor that writes a prompt"
+            raise TargetError(f"{type(family.model).__name__} {problem}: {advice}")
+        return replace(self, prompt=target.prompt), replace(target, prompt=None)
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
-        resolved = self._to_target(target)
-        if not isinstance(resolved, targets.Token) or resolved.ids is not None:
-            return resolved
+        return self._add_caption(target, self.to_batch(prepared))
+
+    def to_batch(self, prepared: Sequence[Prepared]) -> Batch:
+        family, preprocess = self.family, self.preprocess
+        if self.prompt is None:
+            return super().to_batch(prepared)
         if len(prepared) > 1:
+            advice = "explain the images one by one. For several images in one prompt, pass a tuple of images"
+            raise ImageError(f"Each image has its own prompt: {advice}.")
+        images = [_to_pixels(item) for item in (prepared[0], *prepared[0].others)]
+        tensors = family.process(images, self.prompt)  # type: ignore[union-attr]  # a captioner
+        inputs = {name: self._place(x) if x.is_floating_point() else x.to(self.device) for name, x in tensors.items()}
+        if not self._takes_pieces:
+            return to_batch(inputs)
+        batch: Batch = family.to_pieces(inputs)  # type: ignore[union-attr]  # a vision-language model
+        if batch.images != len(images):
+            problem = f"The processor cuts {len(images)} image(s) into {batch.images} images"
+            raise ImageError(f"{problem}: switch this off in the processor's settings.")
+        shares = [preprocess.find_share(*image.shape[:2]) for image in images]  # type: ignore[attr-defined]
+        return replace(batch, pieces=batch.pieces.crop(shares))
+
+    @property
+    def _takes_pieces(self) -> bool:
+        return hasattr(self.family, "to_pieces")
+
+    def _prepare_all(self, pictures: Images) -> list[Prepared]:
+        return super()._prepare_all([pictures] if isinstance(pictures, tuple) and self._takes_pieces else pictures)  # type: ignore[list-item]  # one prompt
+
+    def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:
+        return super()._describe([image for item in prepared for image in (item, *item.others)])
+
+    def _add_caption(self, target: Any, batch: Batch) -> Any:
+        """Return the target with the caption's tokens, generated by the model if the target has no caption."""
+        resolved = self._to_target(target)
+        if not isinstance(resolved, targets.Token) or resolved.ids is not None or resolved.say is not None:
+            return resolved
+        if batch.samples > 1:
             advice = "explain the images one by one, or give targets.Token(ids)."
             raise ImageError(f"Each image has its own caption: {advice}")
         if not isinstance(self.family, CaptionerAdapter):
             raise TargetError("The model does not generate text: give the token ids, targets.Token(ids).")
-        return replace(resolved, ids=self.family.write(self.to_batch(prepared)))
+        return replace(resolved, ids=self.family.write(batch, resolved.max_tokens))
+
+    def _read_answer(self, target: Any) -> str | None:
+        """Return the text whose words are explained; None without a tokenizer."""
+        if isinstance(target, targets.Token) and isinstance(self.family, CaptionerAdapter):
+            with contextlib.suppress(TargetError):
+                return target.say or "".join(self.family.split_caption(to_tokens(target.ids))).strip()
+        return None
 
     def _make_target(self, target: Any) -> Any:
         return targets.Token(None, _only_classes(target))
@@ -444,6 +542,12 @@ def require_family(model: nn.Module, task: str) -> Family | None:
         use = "Or use gradcam.explain(model, images, target=...) with a function of the model's output."
         raise ModelError(f"{problem}. {advice} {use}")
     return family
+
+
+def _to_pixels(prepared: Prepared) -> Pixels:
+    """Return an image as RGB, uint8 (H,W,3), for a processor. The contrast is not stretched, as it is for display."""
+    values = prepared.reading.values
+    return to_8_bits(values) if values.ndim == 2 or values.shape[2] == 3 else prepared.reading.picture
 
 
 def _has_reference_images(target: Any) -> bool:

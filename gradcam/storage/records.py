@@ -21,7 +21,7 @@ FILE_KEYS = ("overlay", "heatmap", "map", "panel", "mask_file")  # The keys of a
 OPTIONAL_KEYS = (
     *("heatmap", "map", "panel", "mask_file", "boxes", "fit", "sha256", "tar", "page", "edits", "figure"),
     *("box", "point", "number", "edge", "missed", "mask", "text", "against", "like", "on", "word", "keypoint", "axis"),
-    "without_image",
+    *("without_image", "prompt", "answer"),
 )
 
 Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels of the image
@@ -57,9 +57,9 @@ class Explained:
     The other fields describe targets that are not classes. Boxes have a `box`, its `number`, and the `edge` to explain.
     `missed` is True for an expected object that was not detected. `mask` says how the region was selected. `text` is
     the sentence, and `against` lists the sentences to contrast with `text`. `like` is the reference image. If the map
-    is on the reference image, `on` is "reference". `word` is the number of a word in the caption, and `without_image` is
-    its probability if the image is blank. `keypoint` is the number of a keypoint, `point` is its position, and `axis` is
-    the coordinate to explain.
+    is on the reference image, `on` is "reference". If the map is on a further image of the prompt, `on` is its path.
+    `word` is the number of a word in the caption, and `without_image` is its probability if the image is blank.
+    `keypoint` is the number of a keypoint, `point` is its position, and `axis` is the coordinate to explain.
     """
 
     index: int | None
@@ -114,7 +114,7 @@ class Explained:
             "mask": f"mask of {name}{'' if self.mask == 'predicted' else f' at {self.mask}'}",
             "text": self.text or "",
             "like": f"{'like' if self.on is None else 'in'} {PurePath(self.like or '').name}",
-            "word": f"word {self.word}, {name}",
+            "word": f"word {self.word}, {name}{f' in {PurePath(self.on).name}' if self.on else ''}",
             "keypoint": f"{_add_of(self.axis)}keypoint {self.keypoint}{'' if name.startswith('keypoint ') else f', {name}'}",
         }
         return titles[kind]
@@ -133,7 +133,8 @@ class Record:
     own preprocessing was used, `fit` is None. Otherwise `fit` is "whole", or "tiles:224" for windows of 224 pixels.
     `sha256` is the hash of the image file, if the hash was requested. If the files are in a tar archive, `tar` is the
     name of the archive, and file names have the form `tar/member`. `page` is the HTML page with all maps. `edits` lists
-    the parts that `gradcam run --edit` removed from the image. `figure` is the figure of all images of the command.
+    the parts that `gradcam run --edit` removed from the image. `figure` is the figure of all images of the command. `prompt`
+    is the prompt of a vision-language model, and `answer` is the text whose words are explained.
     """
 
     image: str
@@ -150,6 +151,8 @@ class Record:
     page: str | None = None
     edits: Sequence[str] | None = None
     figure: str | None = None
+    prompt: str | None = None
+    answer: str | None = None
 
     __repr__ = format_fields
 
@@ -188,7 +191,7 @@ class Record:
             problem = f"its schema is {shorten(fields['schema'])}, but this version of gradcam reads {SCHEMA}"
             raise GradcamError(f"{problem}: use the version that wrote it, or a newer one")
         try:
-            names = ("error", "note", "fit", "sha256", "tar", "page", "figure")
+            names = ("error", "note", "fit", "sha256", "tar", "page", "figure", "prompt", "answer")
             texts = {name: _require_type(fields.get(name), str, type(None)) for name in names}
             texts |= {name: _require_type(fields[name], str) for name in ("image", "model")}
             predictions = _to_entries(Prediction, fields.get("predictions", []))

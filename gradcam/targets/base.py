@@ -152,7 +152,8 @@ class TargetScores:
     `differentiate` is set if each score depends only on a small part of a layer. The function takes activations
     (N,C,H,W) of several layers, and returns a list of `LocalGradient` for each layer, or None if only autograd can
     compute the gradients. `settled` (N,K) is True for scores whose true gradient is zero. The computed gradient of such
-    a score is only rounding error.
+    a score is only rounding error. `per_pass` limits the number of scores that share a backward pass, if gradients after
+    the layer need more memory than the gradients at the layer.
     """
 
     values: Tensor
@@ -162,6 +163,7 @@ class TargetScores:
     instances: Sequence[Sequence[Instance]] | None = None
     differentiate: Callable[[Sequence[Tensor]], list[list[LocalGradient]] | None] | None = None
     settled: Tensor | None = None
+    per_pass: int | None = None
 
 
 class ScoreExtractor(ABC):

@@ -31,7 +31,7 @@ class Token(Target):
     """A word of a caption: explain which parts of the image made the model choose the word.
 
     The score is the word's logit, given the image and all earlier words. The finished caption is the model's input
-    (teacher forcing), so one forward pass and one batched backward pass explain all words. Attention weights are
+    (teacher forcing), so one forward pass and a few batched backward passes explain all words. Attention weights are
     not needed, so the model can keep fused attention kernels.
 
     Parameters
@@ -65,8 +65,8 @@ class Token(Target):
         changes the probability, the word follows from the text, and its map says nothing about the image. The instances
         have `without_image` and `is_from_text`. There is also a warning about cells that are hot for nearly all words.
     context : str, default "keep"
-        "subtract" subtracts from each map what the maps of the earlier words explain. All words or tokens of the
-        caption have to be explained.
+        "subtract" subtracts from each map what the maps of the earlier words explain. This needs a target that selects
+        all words or all tokens.
 
     Raises
     ------
@@ -78,11 +78,13 @@ class Token(Target):
     Notes
     -----
     Encoder-decoder models take the images alone. Models that continue a prompt, such as LLaVA, take their processor's
-    output as a dict: pixel_values, input_ids with the image's placeholder tokens, and attention_mask. The default
-    layer is the layer of the image encoder that passes its patches to the text model.
+    output as a dict: pixel_values, input_ids with the image's placeholder tokens, and attention_mask. For these models,
+    the default is "elementwise-gradcam" at the output of the projector, which passes the patches to the text model. The
+    method "lens" needs no backward pass.
 
-    The default method is "hirescam" (gradient times activation, element-wise). Attention gives each patch a different
-    weight, and Grad-CAM would average these weights by pooling the gradient.
+    For all other models, the default is "hirescam" (gradient times activation, element-wise) at the layer of the image
+    encoder that passes its patches to the text model. Attention gives each patch a different weight, and Grad-CAM would
+    average these weights by pooling the gradient.
 
     Earlier words are part of a word's context, so objects named by earlier words also appear in the word's map (TAM).
     By default, this contribution is not removed: compare the map with the maps of the earlier words.
@@ -127,7 +129,7 @@ class Token(Target):
 
     def __post_init__(self) -> None:
         if not self.phrases or not all(map(_is_phrase, self.phrases)):
-            expected = "a token number from 0, several, or None for all. [(3, 4), 7] is a phrase and a token."
+            expected = "the number of a token, several numbers, or None for all. [(3, 4), 7] is a phrase and a token."
             raise argument_error(self.position, "The position", expected, TargetError)
         list_numbers(0 if self.word is None else self.word, "The word")
         for first, second in (("ids", "say"), ("position", "word")):
@@ -311,6 +313,16 @@ class WordScoreExtractor(ScoreExtractor):
         indices = [-1 if instance.index is None else instance.index for instance in self.instances]
         classes = torch.tensor(indices, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
         return TargetScores(scores, classes, None, self, instances)
+
+    def to_directions(self, embeddings: Tensor) -> Tensor:
+        """Return a vector (K,C) for each word, from output embeddings (V,C).
+
+        The embedding of several tokens is their mean. If there are alternatives, their embeddings are subtracted.
+        """
+        if self.alternatives:
+            firsts = [self.tokens[phrase[0]] for phrase in self.phrases]
+            return embeddings[firsts] - embeddings[list(self.alternatives)]
+        return torch.stack([embeddings[[self.tokens[i] for i in phrase]].mean(0) for phrase in self.phrases])
 
     def _add(self, values: Tensor) -> Tensor:
         """Add up the values (N,P) of the tokens of each word; return (N,K)."""

@@ -14,7 +14,7 @@ from gradcam.errors import GradcamError, ModelError
 from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared
 
-TASKS = {"finercam": "classification", "drise": "detection"}  # Methods for a single task.
+TASKS = {"finercam": "classification", "drise": "detection", "lens": "captioning"}  # Methods for a single task.
 METHODS_OF_LAST_ATTENTION = ("grad-eclip",)  # All other attention methods need every attention block.
 
 

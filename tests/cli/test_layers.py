@@ -361,7 +361,7 @@ def test_the_last_line_runs_for_grey(options: list[str], gradcam_command: Comman
 def test_a_model_that_asks_for_values_is_run_with_random_weights(layers: Command, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(TIED_MODEL.format(channels=3, line="x = x * float(x.detach().mean())"))
     lines = layers("own.py:build", "--size", "9").out.splitlines()
-    assert lines[1] == "The forward pass needs real values: the model was run with random weights."
+    assert lines[1] == "The layers cannot be listed without weight values, so the model was run with random weights."
     assert any(line.startswith("→ conv ") for line in lines)
 
 

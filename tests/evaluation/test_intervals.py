@@ -267,7 +267,7 @@ def test_pairs_are_tested_by_holms_procedure() -> None:
     ("values", "options", "message"),
     [
         (["a"], {}, "expected one number per image"), ([[1.0, 2.0]], {}, "expected one number per image"),
-        ([1.0, math.inf], {}, "contain an infinite number"),
+        ([1.0, math.inf], {}, "At least one value is infinite"),
         ([1.0], {"level": 1}, "level is 1, expected a number between 0 and 1"),
         ([1.0], {"level": True}, "level is True"), ([1.0], {"level": "high"}, "level is 'high'"),
         ([1.0, 2.0], {"images": [["a"]]}, "There are 2 values and 1 lists of images"),

@@ -125,23 +125,20 @@ class TestLoading:
             patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
         )  # fmt: skip
         processor.save_pretrained(tmp_path)
-        image_tokens = [4] * 16  # a token for each patch
-        default_ids = [5, 6, *image_tokens, 8, 9, 10, 11, 12, 13, 14, 7, 6]
-        prompt_ids = [5, 6, *image_tokens, 15, 16, 17, 18, 7, 6]
-        for prompts, expected in (((), default_ids), (("what is it ?",), prompt_ids)):
+        for prompts, prompt in (((), "Describe the picture in a sentence."), (("what is it ?",), "what is it ?")):
             captioner = gradcam.load_model(f"hf:{tmp_path}", prompts=prompts)
             assert isinstance(captioner, Captioner)
-            assert captioner.inputs["input_ids"].tolist() == [expected]
+            assert captioner.prompt == prompt
             explanation = captioner.explain(two_squares(), target=Token([9, 10]))
-            inputs = processor(images=Image.fromarray(two_squares()), text="USER: <image>", return_tensors="pt")
-            inputs["input_ids"] = torch.tensor([expected])
-            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+            text = f"USER: <image>\n{prompt} ASSISTANT:"
+            inputs = processor(images=Image.fromarray(two_squares()), text=text, return_tensors="pt")
             plain = gradcam.explain(captioner.model, dict(inputs), target=Token([9, 10]))
             torch.testing.assert_close(explanation.maps, plain.maps)
+            assert explanation.regions == [(0, 50, 200, 200)]
         with pytest.raises(ModelError, match="takes one prompt, but 2 were given"):
             gradcam.load_model(f"hf:{tmp_path}", prompts=["a", "the"])
         (tmp_path / "tokenizer.json").unlink()
-        with pytest.raises(ModelError, match="The model has no processor that builds a prompt"):
+        with pytest.raises(ModelError, match="The model has no processor of images and text"):
             gradcam.load_model(f"hf:{tmp_path}")
 
     def test_oneformer_gets_its_task(self, tmp_path: Path) -> None:

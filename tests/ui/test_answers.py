@@ -324,8 +324,11 @@ def make_models(tmp_path: Path) -> dict[str, tuple[gradcam.Classifier, list[str]
 
 ATTENTION = {name for name, method in METHODS.items() if method.place == "attention"}
 UNSUPPORTED = {
-    "cnn": {*ATTENTION, "drise"}, "vit": {"drise"}, "detector": {*ATTENTION, "finercam"}, "clip": {"finercam", "drise"},
-}  # fmt: skip
+    "cnn": {*ATTENTION, "drise", "lens"},
+    "vit": {"drise", "lens"},
+    "detector": {*ATTENTION, "finercam", "lens"},
+    "clip": {"finercam", "drise", "lens"},
+}
 
 
 @pytest.mark.slow

@@ -61,8 +61,9 @@ class Method:
 
     # The names of the tensors that the function takes; empty if the function runs the model again.
     needs: ClassVar[tuple[str, ...]] = ()
-    # What the values of a map belong to: cells of the target layer, pixels of the input, or patches of the attention.
-    place: ClassVar[Literal["layer", "input", "attention"]] = "layer"
+    # What the values of a map belong to: cells of the target layer, pixels of the input, patches of the attention, or image
+    # tokens of a text model.
+    place: ClassVar[Literal["layer", "input", "attention", "text"]] = "layer"
     has_layer: ClassVar[bool] = True  # True if the method explains a target layer.
     runs_again: ClassVar[bool] = False  # True if the function runs the model or a part of it again.
 
@@ -166,6 +167,15 @@ class AttentionMethod(Method):
     """
 
     place, has_layer, runs_again = "attention", False, True
+
+
+class WordMethod(Method):
+    """A method that reads words in a text model's image tokens, and returns maps (N,K,...) on the layer's grid.
+
+    Its function takes a `RecordedPass` and the layer's `GridActivations`. It needs no backward pass.
+    """
+
+    place = "text"
 
 
 def compute_checked(method: ActivationMethod | GradientMethod | CurvatureMethod, *inputs: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from gradcam.cam.methods.base import (
     InputMethod,
     Method,
     RerunMethod,
+    WordMethod,
 )
 from gradcam.errors import GradcamError, find_similar_names, join_names, shorten
 from gradcam.options import EVIDENCE, SMOOTHINGS
@@ -83,6 +84,8 @@ METHODS: dict[str, Method] = {
             papers.LEGRAD, "attention:legrad", cost="1 + 1, plus a backward pass per class"),
         AttentionMethod("grad-eclip", "values of the last attention, weighted by gradients and attention",
             papers.GRAD_ECLIP, "attention:grad_eclip", cost="1, plus 1 the first time"),
+        WordMethod("lens", "gradient-free, for words: probability of the word at each image token of a text model's layer",
+            papers.LENS, "lens:lens", cost="1, without a backward pass"),
     )
 }
 # fmt: on

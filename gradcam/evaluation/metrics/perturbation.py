@@ -434,7 +434,7 @@ def road(
 
     The package grad-cam uses the same formula, with a percentile of 100 x (1 - share). This function removes exactly
     the given share, rounded to whole pixels. By contrast, grad-cam removes all pixels that reach the percentile. If
-    many pixels have equal values, grad-cam may remove the complete image.
+    many pixels have equal values, the package grad-cam may remove the complete image.
 
     Parameters
     ----------

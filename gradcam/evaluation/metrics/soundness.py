@@ -241,8 +241,8 @@ def randomisation(
         The original heatmaps; None computes them with `explain`.
     stages : int, default 8
         Number of layers at which heatmaps are compared, evenly spaced from the layer nearest the output to the layer
-        nearest the input. At the layer nearest the input, all weights are randomised. With one stage, only the layer
-        nearest the input is used.
+        nearest the input. At the last stage, all weights are randomised. With one stage, only the layer nearest the
+        input is used.
     seed : int, default 0
         Random seed.
 

@@ -234,7 +234,7 @@ def _leave_out_unusable(evaluator: Evaluator, items: Iterable[InputImage]) -> tu
     """
     plan = evaluator.plan
     methods = map(plan.method, plan.methods)
-    trial_methods = [method.name for method in methods if method.needs or method.place in ("attention", "own")]
+    trial_methods = [method.name for method in methods if method.needs or method.place in ("attention", "text", "own")]
     images = (read_item(evaluator.classifier, item).picture for item in (items if trial_methods else ()))
     trials = (_try_subject(evaluator, image) for image in images if isinstance(image, Prepared))
     first = next((trial for trial in islice(trials, MAX_TRIAL_IMAGES) if trial is not None), None)

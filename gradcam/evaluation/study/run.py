@@ -206,7 +206,7 @@ class Evaluator:
 
     def make_subject(self, prepared: Prepared, index: int | None) -> Subject:
         """Make the subject from an image and a class; None selects the top class. This runs the model once."""
-        images, classes = self._to_batch(prepared.image), None if index is None else [index]
+        images, classes = self.classifier.batch([prepared]), None if index is None else [index]
         return Subject(self.classifier.model, images, classes, activation=self.classifier.activation)
 
     def evaluate(

@@ -26,7 +26,7 @@ from gradcam.images.write import check_pixels
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.geometry import Piece, calibrate, measure
-from gradcam.models.preprocess import Preprocessing, assume_preprocessing
+from gradcam.models.preprocess import ASSUMED, Preprocessing, assume_preprocessing
 from gradcam.models.providers import base
 from gradcam.models.providers.base import Blueprint, Parts
 
@@ -57,7 +57,10 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
     """
     with _open_source(name) as (transformers, source, is_local, config):
         kind = None if task == "classification" else _find_task_class(transformers, config)
-        parts = find_preprocess(transformers, source, is_local, config)
+        if _takes_prompt(kind):  # The preprocessing follows with the processor, which writes the prompt.
+            parts = Parts(nn.Identity(), ASSUMED)
+        else:
+            parts = find_preprocess(transformers, source, is_local, config)
         if kind is not None:
             return _load_task_model(source, is_local, parts, kind, config, weights=weights, prompts=prompts)
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
@@ -86,6 +89,11 @@ def _find_task_class(transformers: Any, config: Any) -> Any:
     return next((kind for kind in kinds if kind is not None and any(find_family_classes(kind))), None)
 
 
+def _takes_prompt(kind: Any) -> bool:
+    """Return whether this is the class of a vision-language model."""
+    return kind is not None and hasattr(next(find_family_classes(kind)), "to_pieces")
+
+
 def _load_weights(kind: Any, source: str, is_local: bool) -> tuple[Any, list[str]]:
     """Return the model with its own weights, and the names of missing weights."""
     model, info = _load_pretrained(kind, source, local_files_only=is_local, output_loading_info=True)
@@ -111,6 +119,8 @@ def _load_task_model(
     family, inputs = reader(model), {}
     if prompts and issubclass(reader, DetectorAdapter) and family.usual_prompts is not None:
         labels = list(prompts)
+    if family.task == "captioning":
+        return replace(parts, model=model, notes=notes, task=reader.task)
     if family.usual_prompts is not None and (words := prompts or family.usual_prompts):
         inputs = family.to_prompts(words)
     return replace(parts, model=model, labels=labels, notes=notes, task=reader.task, inputs=inputs)
@@ -125,6 +135,9 @@ def plan(name: str) -> Blueprint:
             size = _to_size(settings.get("crop_size" if settings.get("do_center_crop") else "size"))
         size = size or _to_size(getattr(config, "image_size", None)) or base.DEFAULT_SIZE
     kind = _find_task_class(transformers, config)
+    if _takes_prompt(kind):
+        advice = "gradcam run names the default layer, and --layer takes any name of model.named_modules() in Python"
+        raise ModelError(f"{kind.__name__} takes an image with a prompt, so its layers cannot be listed: {advice}.")
     build = partial(_build, transformers, config, config.num_labels) if kind is None else partial(kind, config)
     return Blueprint(build, size, getattr(config, "num_channels", 3))
 
@@ -282,6 +295,55 @@ class ProcessorPreprocess:
     @cached_property
     def _calibration(self) -> tuple[float, float]:
         return calibrate(partial(run_processor, self.processor))
+
+
+class PromptPreprocess(ProcessorPreprocess):
+    """Preprocessing of a vision-language model. The model's processor gets the image as it is, together with the prompt."""
+
+    def __call__(self, image: NDArray[Any]) -> Tensor:
+        """Return zeros (3,H,W) of the image's size, which use no memory: only the processor's output is needed."""
+        return torch.zeros(3, 1, 1, dtype=torch.uint8, device="cpu").expand(3, *image.shape[:2])
+
+    def window(self, height: int, width: int) -> None:
+        """Return None, because the tensor has the image's size."""
+
+    def find_share(self, height: int, width: int) -> Window:
+        """Return the position of the region in its piece, as shares of the piece's sides. The rest is padding."""
+        piece = None if self.plain is not None else self._locate(height, width)
+        top, left, rows, columns = (0, 0, 1, 1) if piece is None else np.divide(piece.window, 2 * piece.size).tolist()
+        return top, left, rows, columns
+
+    def _locate(self, height: int, width: int) -> Piece:
+        """Measure the position of an image. If the image is cut into several pieces, the pieces show the whole image."""
+        try:
+            count = len(run_processor(self.processor, np.zeros((height, width, 3), np.uint8)))
+        except Exception:  # Some processors return rows of patches.
+            count = 0
+        size, whole = (height, width), (0, 0, height, width)
+        return super()._locate(height, width) if count == 1 else Piece(whole, whole, (1, 1), size, size)
+
+
+def load_processor(folder: str, processor: Any = None) -> Any:
+    """Return the processor, or else load it from the model's folder; raise `ModelError` if there is none."""
+    try:
+        auto = base.import_extra("transformers", "hf").AutoProcessor
+        processor = processor or auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if callable(processor) and hasattr(processor, "image_processor") and hasattr(processor, "tokenizer"):
+            return processor
+        reason = f"{type(processor).__name__} has no image processor or no tokenizer"
+    except Exception as error:  # For missing or broken files, transformers raises errors of many types.
+        reason = " ".join(str(error).split())[:200] if folder else "the model was not loaded from a folder"
+    advice = "save it in the model's folder with processor.save_pretrained(folder), or give it in Python"
+    use = "gradcam.load_model(model, processor=processor)"
+    raise ModelError(f"The model has no processor of images and text ({reason}): {advice}, {use}.")
+
+
+def make_prompt_preprocess(processor: Any) -> PromptPreprocess:
+    """Return the preprocessing of a vision-language model with this processor."""
+    plain = None
+    with contextlib.suppress(ModelError):  # for processors that return rows of patches
+        plain = make_preprocess(processor.image_processor)[0].plain
+    return PromptPreprocess(processor.image_processor, plain)
 
 
 def run_processor(processor: Any, image: NDArray[np.uint8]) -> Tensor:
