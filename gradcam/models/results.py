@@ -569,8 +569,7 @@ class ImageAttribution(ImageResult, Attribution):
             If there is no such image or attribution.
         """
         select_maps(i, k, tuple(self.values.shape), "attribution")
-        height, width = self.images[i].shape[:2]
-        return place_in_image(draw_attribution(self.values[i, k]), self.regions[i], height, width)
+        return place_in_image(draw_attribution(self.values[i, k]), self.regions[i], *self.images[i].shape[:2])
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
         """Write the image that `draw` returns to a file, or the values to ``.npz`` or ``.npy``.
