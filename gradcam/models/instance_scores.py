@@ -144,17 +144,19 @@ def to_instance_classifier(
         raise TargetError("A function cannot be evaluated as a target: give a box, a mask, a sentence or a word.")
     instances = scored.instances[0]
     kind = instances[0].kind
-    layer = model.layer or next(iter(execute_plan(model.model, batch, [], Plan(methods=methods, target=resolved))))[0]
+    pieces, layers = bound.batch.pieces, [model.layer] if model.layer else []
+    # Images in pieces have other defaults, which only a plan knows.
+    keys: Any = [(model.layer, bound.method)] if layers and pieces is None else None
+    layer, method = next(iter(keys or execute_plan(model.model, batch, layers, Plan(methods=methods, target=resolved))))
     numbers = ["" if instance.number is None else f"{instance.kind} {instance.number}, " for instance in instances]
     names = [f"{number}{instance.name}" for number, instance in zip(numbers, instances)]
     labels = names if len(names) > 1 else [f"no {names[0]}", names[0]]
-    pieces = bound.batch.pieces
     make_batch = None if pieces is None else _make_batch_function(model, bound)
     run = ScoreModel(bound, scored.target, are_cosines=kind in COSINE_KINDS, make_batch=make_batch).eval()
     layer = layer if layer in ("input", "attention") else find_layer(run, layer).name
     activation = "applied" if kind in (*PROBABILITY_KINDS, *COSINE_KINDS) else "sigmoid"
     required = model.name, run, model.preprocess, len(labels), labels, layer, activation
-    fields: Any = {"instances": instances, "method": bound.method, "pixel_size": pieces and pieces.sizes[0]}
+    fields: Any = {"instances": instances, "method": method, "pixel_size": pieces and pieces.sizes[0]}
     return PictureScores(*required, reader=model.reader, notes=model.notes, **fields)
 
 

@@ -102,14 +102,16 @@ def compare_checks() -> Table:
 def check_maps(subject: Subject, rng: random.Random) -> Iterator[tuple[str, str]]:
     """Yield the names of the maps of an object word, and the outcomes of their checks."""
     from gradcam.evaluation import Explainer, check
+    from gradcam.models.instance_scores import find_instance_classifier
     from gradcam.targets import Token
 
     words, captioner = subject.scene.words, subject.captioner
     position = rng.choice([i for i, word in enumerate(words) if word.kind == "object"])
     is_elsewhere = [word.kind in ("object", "colour") and word.mask is not words[position].mask for word in words]
     judge = partial(check, captioner, subject.scene.image, target=Token(subject.tokens, position))
-    layer = f"module.module.{captioner.family.layer}"  # `check` wraps the model twice.
-    explain = Explainer(("hirescam",), layer).only("hirescam")
+    prepared = captioner.prepare(subject.scene.image)
+    scores, _ = find_instance_classifier(captioner, prepared, Token(subject.tokens, position))
+    explain = Explainer((scores.method,), scores.layer, activation=scores.activation).only(scores.method)
     yield "the word's map", judge().outcome
     # `check` numbers the tested word 0, and the other words from 1.
     order = [position, *(i for i in range(len(words)) if i != position)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import TargetError
 from gradcam.evaluation import check
-from gradcam.evaluation.checks.words import describe_word_from_text, rank_other_words
+from gradcam.evaluation.checks.words import describe_word_from_text
 from gradcam.models.instance_scores import find_instance_classifier, to_instance_classifier
 from gradcam.models.preprocess import WholeImage
 from gradcam.models.task_models import Captioner
@@ -215,9 +215,3 @@ def test_words_whose_probability_the_image_lowers() -> None:
     word = Instance("word", "of", score=0.1, without_image=0.8)
     assert "The image lowers the probability of 'of' (0.1 with it, 0.8 without)" in str(describe_word_from_text(word))
     assert describe_word_from_text(Instance("word", "of", score=0.9, without_image=0.1)) is None
-
-
-def test_order_of_other_words() -> None:
-    pairs = [(0.9, 0.8), (0.9, 0.0), (0.5, 0.1), (0.0, 0.3)]
-    words = [Instance("word", str(i), score=score, without_image=blank) for i, (score, blank) in enumerate(pairs)]
-    assert rank_other_words(words, 2) == [1, 0, 3]

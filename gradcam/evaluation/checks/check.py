@@ -38,7 +38,7 @@ from gradcam.evaluation.checks.placement import (
 )
 from gradcam.evaluation.checks.uncertainty import MAX_NOISE_SHARE, add_noise, spread, undo_views, view_images
 from gradcam.evaluation.checks.verdict import MIN_SAME_CORRELATION, Verdict
-from gradcam.evaluation.checks.words import describe_word_from_text, rank_other_words
+from gradcam.evaluation.checks.words import describe_word_from_text
 from gradcam.evaluation.explainers import Explainer, StepCounter, run_explain
 from gradcam.evaluation.heatmap_sources import ExplainFunction, find_explainable
 from gradcam.evaluation.metrics.soundness import (
@@ -403,7 +403,9 @@ class SanityChecks:
         """Return the most probable other class and random classes, or the words that depend most on the image."""
         subject, generator = self.subject, make_generator(self.seed, "other classes")
         if len(self.words) > 1:
-            return tuple(rank_other_words(self.words, int(subject.classes))[: 1 + RANDOM_CLASSES])
+            others = [i for i in range(len(self.words)) if i != int(subject.classes)]
+            others.sort(key=lambda i: (self.words[i].without_image or 0) / max(self.words[i].score or 0, 1e-12))
+            return tuple(others[: 1 + RANDOM_CLASSES])
         rival, count = int(find_rivals(subject)), subject.all_probabilities.shape[1]
         shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
         return (rival, *[index for index in shuffled if index not in (rival, int(subject.classes))][:RANDOM_CLASSES])
