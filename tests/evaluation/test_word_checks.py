@@ -93,7 +93,7 @@ def test_a_word_that_follows_from_the_text_is_not_tested(captioner: Captioner, r
     assert (verdict.outcome, [test.name for test in verdict.tests], verdict.controls) == ("undecided", ["covering"], ())
     probabilities = predict_by_hand(SCENE.image, IS), predict_without_image(IS)
     assert verdict.tests[0].reason == (
-        f"The image hardly changes the probability of 'is' ({probabilities[0]:.2g} with it, {probabilities[1]:.2g} "
+        f"The image hardly changes the probability of 'is' ({probabilities[0]:#.2g} with it, {probabilities[1]:#.2g} "
         "without): the map of this word says nothing about the image."
     )
     assert verdict.summary == ""
@@ -213,5 +213,5 @@ def test_captioners_that_take_whole_images() -> None:
 
 def test_words_whose_probability_the_image_lowers() -> None:
     word = Instance("word", "of", score=0.1, without_image=0.8)
-    assert "The image lowers the probability of 'of' (0.1 with it, 0.8 without)" in str(describe_word_from_text(word))
+    assert "The image lowers the probability of 'of' (0.10 with it, 0.80 without)" in str(describe_word_from_text(word))
     assert describe_word_from_text(Instance("word", "of", score=0.9, without_image=0.1)) is None
