@@ -80,11 +80,8 @@ class ExplainRequest(Plan):
         """Return the number of results per image. If the target's number of scores is unknown, assume one or two."""
         layers_per_method = [(len(self.layers) or 1) if method.has_layer else 1 for method in self.all_methods]
         score_count = count_scores(self.target) or (2 if isinstance(self.target, Target) else 1)
-        return (
-            (sum(layers_per_method) or len(self.layers) or 1)
-            * (score_count + isinstance(self.target, Like))
-            * (1 + len(self.others))
-        )
+        map_count = (sum(layers_per_method) or len(self.layers) or 1) * (score_count + isinstance(self.target, Like))
+        return map_count * (1 + len(self.others))
 
     def list_layers(self, classifier: Classifier) -> list[str]:
         layers = list(self.layers) or [classifier.layer_for(method) for method in self.methods]

@@ -98,13 +98,8 @@ def _describe_target(entry: Explained, stem: str = "") -> list[str]:
         return ["like", to_safe_name(stem)]
     if entry.kind == "like":
         return ["like", to_safe_name(PurePath(entry.like or "").stem), *([entry.on] if entry.on else [])]
-    placed = (
-        []
-        if entry.on is None
-        else ["with", to_safe_name(stem)]
-        if stem
-        else ["on", to_safe_name(PurePath(entry.on).stem)]
-    )
+    image = ["with", stem] if stem else ["on", PurePath(entry.on or "").stem]
+    placed = [] if entry.on is None else list(map(to_safe_name, image))
     number = next((value for value in (entry.number, entry.word, entry.keypoint) if value is not None), "")
     label = "" if entry.kind == "keypoint" else entry.text or entry.label
     place = ",".join(f"{side:.0f}" for side in entry.box or ()) if entry.missed else entry.mask

@@ -315,14 +315,8 @@ def find_suffix(choice: ModelChoice) -> str:
 
 def list_input_files(images: Sequence[Path], target_choice: TargetChoice) -> list[Path]:
     """List the files that must not be overwritten: the images, and the files of --like, --mask and --with."""
-    return [
-        *images,
-        *(
-            path
-            for path in (target_choice.like, target_choice.mask, *target_choice.with_images)
-            if isinstance(path, Path)
-        ),
-    ]
+    paths = (target_choice.like, target_choice.mask, *target_choice.with_images)
+    return [*images, *(path for path in paths if isinstance(path, Path))]
 
 
 def is_same_file(first: Path, second: Path) -> bool:

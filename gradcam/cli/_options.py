@@ -382,13 +382,8 @@ def names_option(
 
 _EDGE = option("--edge", "Detectors: explain the position of this edge of the box.", click.Choice(allowed.EDGES))
 _AXIS = option("--axis", "Pose models: coordinate to explain.", click.Choice(allowed.AXES))
-_WITH = option(
-    "--with IMAGE",
-    "Vision-language models: further image in the same prompt, with its own heatmaps; may be repeated.",
-    parse.FILE,
-    name="with_images",
-    multiple=True,
-)
+_WITH_TEXT = "Vision-language models: further image in the same prompt, with its own heatmaps; may be repeated."
+_WITH = option("--with IMAGE", _WITH_TEXT, parse.FILE, name="with_images", multiple=True)
 _OTHER_TARGETS = (
     option(
         "--task TASK",
@@ -498,11 +493,7 @@ def page_options() -> Callable[[Command], Command]:
             "Class to show first; may be repeated. These classes always have heatmaps.  [default: top class]",
             multiple=True,
         ),
-        number(
-            "--top",
-            "Number of top classes with heatmaps. Only used if the heatmaps of all classes would cost too much.",
-            50,
-        ),
+        number("--top", "Number of top classes with heatmaps, if the heatmaps of all classes would cost too much.", 50),
         *_OTHER_TARGETS,
         *_FIT,
     )
@@ -544,11 +535,8 @@ model_without_name = combine(*_MODEL[1:])  # without --model, for commands in wh
 # --edge and --axis explain a coordinate. A coordinate has no probability, so its heatmap cannot be evaluated. Only one
 # image is evaluated at a time.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS, _WITH))
-_AGAINST = (
-    "Contrast the sentence of --text with this sentence, or the answer with this word; may be repeated.",
-    "SENTENCE",
-)
-other_targets = combine(*_EVALUATED_TARGETS, against(*_AGAINST))
+_AGAINST = "Contrast the sentence of --text with this sentence, or the answer with this word; may be repeated."
+other_targets = combine(*_EVALUATED_TARGETS, against(_AGAINST, "SENTENCE"))
 save = combine(
     names_option(
         "--save KIND[,KIND]",

@@ -50,13 +50,10 @@ class PageMaker:
         result = page(image, classifier, layers=layers, methods=methods, target=target, top=self.top, **options)
         model = _to_public_choice(settings.model)
         choice, is_captioner = settings.target_choice, classifier.task == "captioning"
-        prompts = (
-            (*choice.texts, *filter(None, [choice.prompt])) if classifier.task == "detection" or is_captioner else ()
-        )
-        words = [
-            *model.to_words(),
-            *(word for text in prompts for word in ("--prompt" if is_captioner else "--text", text)),
-        ]
+        prompts = (*choice.texts, *filter(None, [choice.prompt]))
+        prompts = prompts if classifier.task == "detection" or is_captioner else ()
+        option = "--prompt" if is_captioner else "--text"
+        words = [*model.to_words(), *(word for text in prompts for word in (option, text))]
         result = replace(result, words=words, code=to_code(replace(model, prompts=prompts), is_class=is_class))
         if choice.say is not None:
             codes = [code and f"{code[:-1]}, say={choice.say!r})" for code in result.targets.code or ()]

@@ -287,11 +287,8 @@ def _to_words(settings: Settings, model: Any) -> Any:
     for option, values in {"--prompt": prompts, "--against": against}.items():
         if len(values) > 1:
             raise click.UsageError(f"A captioner takes one {option}, but {len(values)} were given: remove all but one.")
-    fields: Any = {
-        "prompt": prompts[0] if prompts else None,
-        "say": choice.say,
-        "against": against[0] if against else None,
-    }
+    fields: Any = {"prompt": next(iter(prompts), None), "against": next(iter(against), None), "say": choice.say}
+    fields["control"] = "blank"
     words: Any = list(choice.words) or (None if against and not choice.caption else all)
     try:
         _ = model.family.tokenizer

@@ -224,17 +224,16 @@ class ImageResult(_SharedFields, FigureMaker):
         Returns
         -------
         ImageExplanation or ImageAttribution
-            A copy with N = 1. The copy's `output` is also for image i alone.
+            A copy with N = 1, also of `output`.
         """
         per_image = self._tensors() | {name: getattr(self, name) for name in ("images", "regions", "notes", "spacings")}
         fields: dict[str, Any] = {name: values[i : i + 1] for name, values in per_image.items()}
-        count = len(self.images)
-        fields["output"] = self.output if count == 1 else take_rows(self.output, slice(i, i + 1), count)
+        if (count := len(self.images)) > 1:
+            fields["output"] = take_rows(self.output, slice(i, i + 1), count)
         return replace(self, **(fields | self._take_instances(i)))
 
     def _take_instances(self, i: int) -> dict[str, Any]:
-        """Return the fields of image i that exist only in results of task models."""
-        return {}
+        return {}  # Results of task models have more fields for each image.
 
     def cpu(self) -> Self:
         """Return a copy with its tensors on the CPU; the model's output stays on its device.
@@ -294,7 +293,7 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
     model : str or None
         The model's name.
     spacings : sequence of (float, float) or None
-        The height and width of each image's pixels, in mm; None if they are unknown.
+        The height and width of a pixel in mm, for each image; None if they are unknown.
     prompt, answer : str or None
         The prompt of a vision-language model, and the text whose words are explained; None for other models.
 
@@ -361,12 +360,11 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
             If the colour map, base or blend is unknown, or the opacity is outside [0,1].
         """
         select_maps(i, k, tuple(self.maps.shape))
-        look: Any = {"alpha": alpha, "colormap": colormap, "base": base, "blend": blend}
-        options: Any = {"outline": outline, "region": self.regions[i], "signed": self.evidence == "signed"}
-        pixels = overlay(self.images[i], self.heatmaps[i][k], **look, **options)
+        look: Any = {"alpha": alpha, "colormap": colormap, "base": base, "blend": blend, "outline": outline}
+        look |= {"region": self.regions[i], "signed": self.evidence == "signed"}
+        pixels = overlay(self.images[i], self.heatmaps[i][k], **look)
         instance = self.instance(i, k)
-        if instance is not None and instance.is_from_text:
-            pixels = to_grey(pixels)
+        pixels = to_grey(pixels) if instance is not None and instance.is_from_text else pixels
         return pixels if instance is None or not outline else draw_marks(pixels, [to_mark(instance)])
 
     def save(
@@ -382,8 +380,7 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
     ) -> None:
         """Write the overlay to an image file, or the values to ``.npz`` or ``.npy``.
 
-        The values have the format of `Explanation.save`. The file is never incomplete. The folder of the file must
-        exist.
+        The values have the format of `Explanation.save`. The file's folder must exist.
 
         Parameters
         ----------
@@ -572,14 +569,12 @@ class ImageAttribution(ImageResult, Attribution):
             If there is no such image or attribution.
         """
         select_maps(i, k, tuple(self.values.shape), "attribution")
-        height, width = self.images[i].shape[:2]
-        return place_in_image(draw_attribution(self.values[i, k]), self.regions[i], height, width)
+        return place_in_image(draw_attribution(self.values[i, k]), self.regions[i], *self.images[i].shape[:2])
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
         """Write the image that `draw` returns to a file, or the values to ``.npz`` or ``.npy``.
 
-        The values have the format of `Attribution.save`. The file is never incomplete. The folder of the file must
-        exist.
+        The values have the format of `Attribution.save`. The file's folder must exist.
 
         Parameters
         ----------

@@ -25,7 +25,7 @@ NAMES = {
     "image_token": IMAGE, "video_token": "<video>", "start_image_token": "<img>", "end_image_token": "</img>",
     "context_image_token": "<context>", "boi_token": "<boi>", "eoi_token": "<eoi>",
 }  # fmt: skip
-VOCABULARY = ["<pad>", "<s>", "</s>", "<unk>", *"what is on the table _ 1 2 3 4 5 6 7 8 9".split()]  # noqa: SIM905
+VOCABULARY = ["<pad>", "<s>", "</s>", "<unk>", *"what is on the table _ 1 2 3 4 5 6 7 8 9 yes no cup".split()]  # noqa: SIM905
 WORDS = len(VOCABULARY) + len(SPECIAL_TOKENS) + 1200  # PaliGemma's processor adds 1,152 tokens.
 
 TINY: dict[str, Any] = {

@@ -142,7 +142,10 @@ class TestWords:
 
     def test_a_further_image_in_the_prompt(self, run_vlm: Command, images: Path, folders: Path) -> None:
         row = record(run_vlm("run", "qwen2_vl", "a.png", *PROMPT, *WORDS, "--with", "b.png", "-o", "out", "--json"))
-        names = ["out/a-hirescam-word1-table-qwen2_vl.png", "out/b-hirescam-with-a-word1-table-qwen2_vl.png"]
+        names = [
+            "out/a-elementwise-gradcam-word1-table-qwen2_vl.png",
+            "out/b-elementwise-gradcam-with-a-word1-table-qwen2_vl.png",
+        ]
         assert [entry["overlay"] for entry in row["explained"]] == names
         assert [entry.get("on") for entry in row["explained"]] == [None, "b.png"]
         model = gradcam.load_model(f"hf:{folders / 'qwen2_vl'}", device="cpu")

@@ -105,6 +105,9 @@ def make_readers(folder: Path) -> None:
         tokenizer.save_pretrained(folder / name)
         sizes = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
         library.CLIPImageProcessor(**sizes).save_pretrained(folder / name)
+    from tests.adapters.vlm_folders import save_folder
+
+    save_folder("qwen2_vl", folder).rename(folder / "my-vlm")
 
 
 def make_yolo(folder: Path) -> None:

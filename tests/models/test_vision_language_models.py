@@ -14,9 +14,11 @@ import gradcam
 from gradcam.errors import GradcamError, ImageError, ModelError, TargetError
 from gradcam.targets import Token
 
-T: Any = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
-from tests.adapters.vlm import (  # noqa: E402
+import transformers as T
+
+from tests.adapters.vlm import (
     FAMILIES,
     IMAGE,
     make,
@@ -26,7 +28,7 @@ from tests.adapters.vlm import (  # noqa: E402
     text_config,
     vision_config,
 )
-from tests.adapters.vlm_folders import make_parts, save_folder  # noqa: E402
+from tests.adapters.vlm_folders import make_parts, save_folder
 
 WIDE, TALL = make_image((48, 96)), make_image((96, 64), seed=1)
 FORMS = {"llava": "USER: {0}\n{1} ASSISTANT:", "paligemma": "{0}{1}", "florence2": "{1}"}
