@@ -131,8 +131,8 @@ def test_the_checked_heatmap_is_the_heatmap_of_explain(captioner: Captioner, opt
     classifier, index = find_instance_classifier(captioner, captioner.prepare(SCENE.image), target)
     images = classifier.batch([SCENE.image])
     assert images.shape[2:] == SCENE.image.shape[:2]
-    explainer = gradcam.evaluation.Explainer(["hirescam"], classifier.layer, activation=classifier.activation)
-    heatmap = explainer.only("hirescam")(classifier.model, images, torch.tensor([index]))
+    explainer = gradcam.evaluation.Explainer([classifier.method], classifier.layer, activation=classifier.activation)
+    heatmap = explainer.only(classifier.method)(classifier.model, images, torch.tensor([index]))
     assert torch.allclose(heatmap, captioner.explain(SCENE.image, target=target).heatmaps[:, 0], atol=1e-4)
 
 
