@@ -493,7 +493,7 @@ def page_options() -> Callable[[Command], Command]:
             "Class to show first; may be repeated. These classes always have heatmaps.  [default: top class]",
             multiple=True,
         ),
-        number("--top", "Number of top classes with heatmaps, if the heatmaps of all classes would cost too much.", 50),
+        number("--top", "Number of top classes with heatmaps, if heatmaps of all classes cost too much.", 50),
         *_OTHER_TARGETS,
         *_FIT,
     )

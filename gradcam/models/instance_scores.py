@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from gradcam.cam.explain import Plan, execute_plan
 from gradcam.cam.methods.base import Method
+from gradcam.cam.pieces import bind_pieces
 from gradcam.errors import TargetError
 from gradcam.hooks.containers import Batch, detach_input
 from gradcam.hooks.preserve import preserve_state
@@ -144,10 +145,11 @@ def to_instance_classifier(
         raise TargetError("A function cannot be evaluated as a target: give a box, a mask, a sentence or a word.")
     instances = scored.instances[0]
     kind = instances[0].kind
-    pieces, layers = bound.batch.pieces, [model.layer] if model.layer else []
-    # Images in pieces have other defaults, which only a plan knows.
-    keys: Any = [(model.layer, bound.method)] if layers and pieces is None else None
-    layer, method = next(iter(keys or execute_plan(model.model, batch, layers, Plan(methods=methods, target=resolved))))
+    pieces, plan = bound.batch.pieces, Plan(methods=methods, target=resolved)
+    # Images in pieces have other defaults.
+    defaults = bound if pieces is None else bind_pieces(unwrap(model.model), bound, methods, plan.options)
+    default_layer = None if pieces is None or model.is_chosen else defaults.layer
+    layer = default_layer or model.layer or next(iter(execute_plan(model.model, batch, [], plan)))[0]
     numbers = ["" if instance.number is None else f"{instance.kind} {instance.number}, " for instance in instances]
     names = [f"{number}{instance.name}" for number, instance in zip(numbers, instances)]
     labels = names if len(names) > 1 else [f"no {names[0]}", names[0]]
@@ -156,7 +158,7 @@ def to_instance_classifier(
     layer = layer if layer in ("input", "attention") else find_layer(run, layer).name
     activation = "applied" if kind in (*PROBABILITY_KINDS, *COSINE_KINDS) else "sigmoid"
     required = model.name, run, model.preprocess, len(labels), labels, layer, activation
-    fields: Any = {"instances": instances, "method": method, "pixel_size": pieces and pieces.sizes[0]}
+    fields: Any = {"instances": instances, "method": defaults.method, "pixel_size": pieces and pieces.sizes[0]}
     return PictureScores(*required, reader=model.reader, notes=model.notes, **fields)
 
 

@@ -93,7 +93,7 @@ def test_a_word_that_follows_from_the_text_is_not_tested(captioner: Captioner, r
     assert (verdict.outcome, [test.name for test in verdict.tests], verdict.controls) == ("undecided", ["covering"], ())
     probabilities = predict_by_hand(SCENE.image, IS), predict_without_image(IS)
     assert verdict.tests[0].reason == (
-        f"The image hardly changes the probability of 'is' ({probabilities[0]:.2g} with it, {probabilities[1]:.2g} "
+        f"The image hardly changes the probability of 'is' ({probabilities[0]:#.2g} with it, {probabilities[1]:#.2g} "
         "without): the map of this word says nothing about the image."
     )
     assert verdict.summary == ""
@@ -131,8 +131,8 @@ def test_the_checked_heatmap_is_the_heatmap_of_explain(captioner: Captioner, opt
     classifier, index = find_instance_classifier(captioner, captioner.prepare(SCENE.image), target)
     images = classifier.batch([SCENE.image])
     assert images.shape[2:] == SCENE.image.shape[:2]
-    explainer = gradcam.evaluation.Explainer(["hirescam"], classifier.layer, activation=classifier.activation)
-    heatmap = explainer.only("hirescam")(classifier.model, images, torch.tensor([index]))
+    explainer = gradcam.evaluation.Explainer([classifier.method], classifier.layer, activation=classifier.activation)
+    heatmap = explainer.only(classifier.method)(classifier.model, images, torch.tensor([index]))
     assert torch.allclose(heatmap, captioner.explain(SCENE.image, target=target).heatmaps[:, 0], atol=1e-4)
 
 
@@ -213,5 +213,5 @@ def test_captioners_that_take_whole_images() -> None:
 
 def test_words_whose_probability_the_image_lowers() -> None:
     word = Instance("word", "of", score=0.1, without_image=0.8)
-    assert "The image lowers the probability of 'of' (0.1 with it, 0.8 without)" in str(describe_word_from_text(word))
+    assert "The image lowers the probability of 'of' (0.10 with it, 0.80 without)" in str(describe_word_from_text(word))
     assert describe_word_from_text(Instance("word", "of", score=0.9, without_image=0.1)) is None

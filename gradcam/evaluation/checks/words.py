@@ -11,6 +11,6 @@ def describe_word_from_text(word: Instance) -> str | None:
         return None
     change = "lowers" if (word.score or 0) * MIN_PROBABILITY_RATIO < (word.without_image or 0) else "hardly changes"
     return (
-        f"The image {change} the probability of {word.name!r} ({word.score:.2g} with it, {word.without_image:.2g} "
+        f"The image {change} the probability of {word.name!r} ({word.score:#.2g} with it, {word.without_image:#.2g} "
         "without): the map of this word says nothing about the image."
     )
