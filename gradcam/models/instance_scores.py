@@ -85,7 +85,7 @@ class PictureScores(Classifier):
         for picture in (self.prepare(image).reading.picture for image in images):
             top, left, rows, columns = self.region(*picture.shape[:2])
             visible = picture[top : top + rows, left : left + columns]
-            pictures.append(torch.tensor(visible).permute(2, 0, 1)[None])
+            pictures.append(torch.from_numpy(visible.copy()).permute(2, 0, 1)[None])
         pixels = [F.interpolate(item.float(), self.pixel_size, mode="bilinear", antialias=True) for item in pictures]
         return torch.cat(pixels).to(self.device)
 

@@ -499,7 +499,7 @@ def test_the_default_layer_is_after_the_norms_that_would_cancel_its_maps(name: s
         maps = gradcam.explain(model, inputs, **options).maps
     side = 2 if maps.shape[-1] % 2 == 0 else 3
     blocks = maps.unfold(2, side, side).unfold(3, side, side).flatten(4)
-    assert (blocks.sum(-1).abs() > 1e-3 * blocks.abs().sum(-1)).float().mean() > 0.9
+    assert (blocks.sum(-1).abs() > 1e-3 * blocks.abs().sum(-1)).float().mean() > 0.8
 
 
 PROMPT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "image_embeds_position_mask")
