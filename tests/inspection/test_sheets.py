@@ -302,7 +302,7 @@ def test_the_image_stands_above_at_the_size_of_a_cell(texts: list[str]) -> None:
     sheet = draw_activations({"a": flat(1)}, input_image=image, title="what it saw", size=30)
     assert np.array_equal(sheet[MARGIN : MARGIN + 30, MARGIN : MARGIN + 45], drawing.scale_to_height(image, 30))
     assert texts[:2] == ["what it saw", texts[1]]
-    assert "its mean absolute activation" in texts[1]
+    assert "mean absolute activation" in texts[1]
     beside = np.nonzero((sheet[MARGIN : MARGIN + 52, MARGIN + 45 :] < 255).any((0, 2)))[0]
     assert beside.min() >= MARGIN  # the text does not touch the image
 

@@ -226,7 +226,7 @@ def test_an_invalid_fit_is_refused(classifier: gradcam.Classifier, photo: Photo)
         classifier.explain(np.zeros((40, 3000, 3), np.uint8), fit="whole")
     with pytest.raises(ImageError, match="256 x 384 and 352 x 256 after preprocessing.*one by one"):
         classifier.explain([photo("coffee.jpg"), photo("koala.webp")], fit="whole")
-    with pytest.raises(ImageError, match="in tiles, which do not"):
+    with pytest.raises(ImageError, match="in tiles. A batch needs images of one size"):
         classifier.explain([photo("coffee.jpg"), photo("koala.webp")], fit="tiles:400")
     with pytest.raises(GradcamError, match="input-gradients does not support the fit 'tiles'"):
         replace(classifier, fit="tiles").attribute(photo("coffee.jpg"), "input-gradients")
