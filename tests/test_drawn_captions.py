@@ -1,12 +1,17 @@
 """Test the small Qwen2-VL of drawn scenes, which other tests explain, and the regions of the words of its answers."""
 
+import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+import gradcam
+from gradcam.cli import cli
 from tests.drawn.captions import (
     COLOUR_ORDER,
     QUESTIONS,
@@ -173,3 +178,22 @@ def test_scenes_are_the_same_each_time() -> None:
     assert np.array_equal(once.image, again.image)
     assert once.answer == again.answer
     assert not np.array_equal(once.image, draw_caption_scene(6, size=once.image.shape[:2]).image)
+
+
+def test_the_command_line_marks_words_that_follow_from_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scene = draw_caption_scene(SEED, count=1)
+    gradcam.write_image("scene.png", scene.image)
+    command = ["run", "scene.png", "--model", f"hf:{FOLDER}", "--prompt", scene.prompt, "--say", scene.answer]
+    result = CliRunner().invoke(cli, [*command, "-o", "out", "--json"])
+    assert result.exit_code == 0, result.output
+    explained = json.loads(result.stdout)["explained"]
+    assert [entry["label"] for entry in explained] == [word.text for word in scene.words]
+    for entry, word in zip(explained, scene.words):
+        is_grey = np.ptp(gradcam.read_image(entry["overlay"]).astype(int), axis=2).max() == 0
+        assert entry.get("from_text", False) == is_grey == (word.kind == "filler")
+        assert (entry["without_image"] > 0.5) == is_grey
+    lines = CliRunner().invoke(cli, [*command, "-o", "out"]).stdout
+    assert lines.count("(from the text)") == sum(word.kind == "filler" for word in scene.words)

@@ -430,7 +430,8 @@ def describe_instance(instance: Instance, target: Any) -> dict[str, Any]:
         "mask": {"mask": _name_mask(target)},
         "text": {"text": instance.name, "against": tuple(instance.against) or None},
         "like": {"like": _name_like(target) or instance.name},
-        "word": {"word": number, "against": tuple(instance.against) or None, "without_image": instance.without_image},
+        "word": {"word": number, "against": tuple(instance.against) or None, "without_image": instance.without_image}
+        | {"from_text": instance.is_from_text or None},
         "keypoint": {"keypoint": number, "axis": getattr(target, "axis", None)}
         | {"point": round_to_tenths(instance.point)},
     }

@@ -21,7 +21,7 @@ FILE_KEYS = ("overlay", "heatmap", "map", "panel", "mask_file")  # The keys of a
 OPTIONAL_KEYS = (
     *("heatmap", "map", "panel", "mask_file", "boxes", "fit", "sha256", "tar", "page", "edits", "figure"),
     *("box", "point", "number", "edge", "missed", "mask", "text", "against", "like", "on", "word", "keypoint", "axis"),
-    *("without_image", "prompt", "answer"),
+    *("without_image", "from_text", "prompt", "answer"),
 )
 
 Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels of the image
@@ -59,6 +59,7 @@ class Explained:
     the sentence, and `against` lists the sentences to contrast with `text`. `like` is the reference image. If the map
     is on the reference image, `on` is "reference". If the map is on a further image of the prompt, `on` is its path.
     `word` is the number of a word in the caption, and `without_image` is its probability if the image is blank.
+    If the image hardly changes the probability, `from_text` is True.
     `keypoint` is the number of a keypoint, `point` is its position, and `axis` is the coordinate to explain.
     """
 
@@ -89,6 +90,7 @@ class Explained:
     keypoint: int | None = None
     axis: str | None = None
     without_image: float | None = None
+    from_text: bool | None = None
 
     @property
     def files(self) -> dict[str, str]:
@@ -114,7 +116,8 @@ class Explained:
             "mask": f"mask of {name}{'' if self.mask == 'predicted' else f' at {self.mask}'}",
             "text": self.text or "",
             "like": f"{'like' if self.on is None else 'in'} {PurePath(self.like or '').name}",
-            "word": f"word {self.word}, {name}{f' in {PurePath(self.on).name}' if self.on else ''}",
+            "word": f"word {self.word}, {name}{f' in {PurePath(self.on).name}' if self.on else ''}"
+            f"{' (from the text)' if self.from_text else ''}",
             "keypoint": f"{_add_of(self.axis)}keypoint {self.keypoint}{'' if name.startswith('keypoint ') else f', {name}'}",
         }
         return titles[kind]

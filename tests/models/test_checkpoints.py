@@ -150,7 +150,9 @@ def test_averaged_weights_may_be_nested(tmp_path: Path, weights: Weights) -> Non
 
 def test_several_unusual_sets_of_weights_are_refused(tmp_path: Path, weights: Weights) -> None:
     torch.save({"student": weights, "teacher": weights}, tmp_path / "run.pt")
-    assert refuse(tmp_path / "run.pt").startswith("contains several state dicts, 'student', 'teacher', but none has a standard name")
+    assert refuse(tmp_path / "run.pt").startswith(
+        "contains several state dicts, 'student', 'teacher', but none has a standard name"
+    )
 
 
 @pytest.mark.parametrize(
