@@ -98,7 +98,7 @@ def test_a_word_that_follows_from_the_text_is_not_tested(captioner: Captioner, r
     )
     assert verdict.summary == ""
     record = verdict.to_record()
-    assert record["is_from_text"] is True
+    assert record["from_text"] is True
     assert (record["probability"], record["without_image"]) == pytest.approx(probabilities, abs=1e-5)
     assert verdict.panel().shape[2] == 3
 
@@ -109,7 +109,7 @@ def test_a_word_is_compared_with_other_words_and_other_images(verdict: gradcam.e
     model_maps = ["another image", "another word", "random weights"]
     assert names == ["mirrored", "shifted", *model_maps, "noise", "centre", "edges"]
     record = verdict.to_record()
-    assert (record["label"], record["word"], record["is_from_text"]) == ("square", SQUARE, False)
+    assert (record["label"], record["word"], record.get("from_text")) == ("square", SQUARE, None)
     assert record["probability"] == pytest.approx(predict_by_hand(SCENE.image, SQUARE), abs=1e-5)
     assert record["without_image"] == pytest.approx(predict_without_image(SQUARE), abs=1e-5)
     assert "another word" in verdict.tests[1].reason
@@ -208,7 +208,7 @@ def test_captioners_that_take_whole_images() -> None:
         probabilities = classifier.model(images)
     assert torch.allclose(probabilities[0], logits.softmax(1)[range(3), [5, 9, 7]], atol=1e-6)
     verdict = check(captioner, image, target=Token([5, 9, 7], 1))
-    assert verdict.to_record()["is_from_text"] is True  # random weights
+    assert verdict.to_record()["from_text"] is True  # random weights
 
 
 def test_words_whose_probability_the_image_lowers() -> None:

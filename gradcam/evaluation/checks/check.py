@@ -248,7 +248,6 @@ def _describe_target(classifier: Classifier, index: int, target: Any) -> dict[st
         return {"index": index, "label": label}
     instance = classifier.instance(index)
     fields = {name: value for name, value in describe_instance(instance, target).items() if value is not None}
-    fields |= {"is_from_text": instance.is_from_text} if instance.kind == "word" else {}
     return {"index": instance.index, "label": instance.name, "title": label, "target_fields": fields}
 
 

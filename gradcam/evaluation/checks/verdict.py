@@ -138,7 +138,7 @@ class Verdict:
         if self.rival is not None:
             noun = "Another word" if "word" in self.target_fields else "The rival class"
             sentences.append(f"{noun} has the same heatmap: {self.rival}.")
-        if self.outcome == "undecided" and not self.target_fields.get("is_from_text"):
+        if self.outcome == "undecided" and not self.target_fields.get("from_text"):
             hint = ", or in which the object is in a different place" if self.controls else ""
             sentences.append(f"For a clearer result, try an image in which the probability is higher{hint}.")
         return " ".join([*sentences, *self.notes])
