@@ -465,7 +465,7 @@ def test_phrases_become_one_text(kind: str, tmp_path: Path) -> None:
     assert prompts["input_ids"].tolist() == [[101, 20, 21, 1012, 22, 1012, 102]]
     actual = read(find(model), {"pixel_values": torch.rand(1, 3, *SIZE), **prompts})
     assert set(actual[0].labels.tolist()) <= {0, 1}
-    with pytest.raises(TargetError, match="the model takes 16"):
+    with pytest.raises(TargetError, match="the model takes at most 16"):
         find(model).to_prompts(["w20 " * 15])
 
 

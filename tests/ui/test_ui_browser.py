@@ -869,4 +869,4 @@ def wait_for(path: Path) -> None:
 def test_what_is_no_place_is_told() -> None:
     ui = run_ui("nowhere", "--port", "0")
     assert ui.returncode == 2
-    assert ui.stderr.splitlines()[-1].startswith("Error: nowhere: no such image")
+    assert ui.stderr.splitlines()[-1].startswith("Error: nowhere: there is no such image")

@@ -41,7 +41,7 @@ function showPlace() {
   const positions = (isPair() ? [state.a, state.b] : [state.a]).map((target) => (set.targets ? set.targets.indexOf(target) : target));
   const missing = positions.filter((position) => position >= 0 && !best.includes(position)); // The chosen ones are always listed.
   const strongest = set.strongest ?? values[best[0]];
-  element("place-hint").textContent = best.length ? "100 % is the strongest cell of the image." : "No positive evidence in this cell.";
+  element("place-hint").textContent = best.length ? "100 % = the image's strongest cell" : "No positive evidence in this cell.";
   if (best.length) best.splice(Math.min(best.length, LISTED - missing.length), LISTED, ...missing);
   while (list.children.length > best.length) list.lastChild.remove();
   while (list.children.length < best.length) list.append(make("li", {}, make("button", { type: "button", className: "pick" }, makeVerdict("", 0))));
