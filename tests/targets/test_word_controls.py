@@ -73,6 +73,25 @@ def test_words_that_follow_from_the_text(score: float, without_image: float | No
     assert instance.is_from_text is expected
 
 
+def test_the_blank_image_leaves_no_trace_in_a_training_model(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+    target = Token(WORDS, control="blank")
+    expected = gradcam.explain(model, inputs, target=target).instances or [[]]
+    dropout = model.get_submodule("model.multi_modal_projector").register_forward_hook(
+        lambda module, args, output: nn.functional.dropout(output, 0.5, module.training)
+    )
+    model.train()
+    state = torch.get_rng_state()
+    try:
+        instances = gradcam.explain(model, inputs, target=target).instances or [[]]
+        assert all(module.training for module in model.modules())
+        assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        model.eval()
+        dropout.remove()
+    baselines = [word.without_image for word in expected[0]]
+    assert [word.without_image for word in instances[0]] == pytest.approx(baselines, rel=1e-9)
+
+
 def test_words_from_the_text_are_drawn_in_grey() -> None:
     image = np.random.default_rng(0).integers(0, 255, (28, 28, 3), dtype=np.uint8)
     classifier = gradcam.load_classifier(nn.Sequential(nn.Conv2d(3, 4, 3, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
