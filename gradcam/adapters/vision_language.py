@@ -44,12 +44,11 @@ class VisionLanguageModel(GenerativeCaptioner):
     def own_layer(self) -> str | None:
         # A norm is scale-invariant. Before a norm, gradient times activation would sum to zero over each of its tokens.
         for name, _ in self.model.get_submodule(self.projector).named_children():
-            if "norm" in name or name == "ln_q":
+            if "norm" in name or name.startswith("ln"):
                 return f"{self.projector}.{name}"
         states = getattr(self.model.config, "vision_feature_layer", None)
-        if (
-            states == -1
-        ):  # Some versions of transformers take the last state before the tower's final norm, others after.
+        # Some versions of transformers take the last state before the tower's final norm, others after the norm.
+        if states == -1:
             return f"{self.projector}.linear_1"
         return super().own_layer if states is None else find_block(self.model, self.tower, states)
 
@@ -106,13 +105,13 @@ class VisionLanguageModel(GenerativeCaptioner):
             )
         inputs[PICTURES] = pixels = pixels.to(self.model.dtype)  # Some models do not convert half precision.
         ids = inputs.get("input_ids")
-        mask = None if ids is None else ids == self._image_token
-        if mask is not None and self.has_placeholders and not bool(mask.any(1).all()):
+        mask = ids == self._image_token if ids is not None and self.has_placeholders else None
+        if mask is not None and not bool(mask.any(1).all()):
             problem = "A prompt of input_ids has no placeholder for the image"
             raise ImageError(f"{problem}: pass the processor's output for prompts with an image.")
         try:
             pieces = self.read_pieces(inputs, mask)
-        except (KeyError, IndexError, ValueError, AttributeError, RuntimeError, TypeError, ZeroDivisionError) as error:
+        except (KeyError, IndexError, ValueError, TypeError, ZeroDivisionError) as error:
             reason = f"missing {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:120]
             problem = f"{PICTURES} {tuple(pixels.shape)} and the other inputs are not the output of {name}'s processor"
             raise ImageError(f"{problem} ({reason}): pass the whole output of the model's own processor.") from error
@@ -163,20 +162,12 @@ class VisionLanguageModel(GenerativeCaptioner):
     ) -> Pieces:
         """Return the pieces, with the sizes in pixels of each piece and of each image's heatmap."""
         grids = [(height // self._patch, width // self._patch) for height, width in piece_sizes]
-        fields |= {"merge": self.merge, "placeholders": mask}
-        pieces = self.pieces_type(grids, views, [0] * len(views), sizes, **fields)
-        samples, sample, room = [], 0, -1
-        counts = [] if mask is None else mask.sum(1).tolist()
-        for image in range(len(views)):
-            if not counts:
-                samples.append(image)
-                continue
-            room = counts[0] if room < 0 else room
-            while room <= 0 and sample < len(counts) - 1:  # The sample's placeholders are used up.
-                sample += 1
-                room = counts[sample]
-            samples.append(sample)
-            room -= pieces.count_image_tokens(image)
+        fields |= {"sizes": sizes, "merge": self.merge, "placeholders": mask}
+        pieces = self.pieces_type(grids, views, samples := list(range(len(views))), **fields)
+        if mask is not None:  # An image belongs to the sample that contains the image's first token.
+            starts = np.cumsum([0, *map(pieces.count_image_tokens, samples)])[:-1]
+            ends = mask.sum(1).cumsum(0).cpu().numpy()
+            samples = np.searchsorted(ends, starts, side="right").clip(max=len(ends) - 1).tolist()
         return replace(pieces, samples=samples)
 
 
@@ -428,11 +419,7 @@ class Kosmos(VisionLanguageModel):
         positions, queries = inputs.get("image_embeds_position_mask"), self.model.config.latent_query_num
         if positions is not None and int(positions.sum()) != queries * len(inputs[PICTURES]):
             raise ValueError(f"image_embeds_position_mask does not mark {queries} tokens for each image")
-        return super().read_pieces(inputs, None)
-
-    @property
-    def _image_token(self) -> int:
-        return -1
+        return super().read_pieces(inputs, mask)
 
 
 def arrange_tiles(tiles: Tensor, thumbnail: Tensor) -> Size:

@@ -360,7 +360,7 @@ def execute_plan(
     if batch.pieces is not None:
         from gradcam.cam.pieces import bind_pieces
 
-        bound = bind_pieces(model, bound, plan.methods, plan.options)
+        bound = bind_pieces(model, bound, plan.methods, plan.options, has_layers=bool(layers))
     facts = ModelFacts(model)
     if model in self_changing_models:
         facts.read()
@@ -406,12 +406,14 @@ def _to_model_batch(model: nn.Module, inputs: Mapping[str, Any]) -> Batch:
     from gradcam.adapters.vision_language import VisionLanguageModel
 
     family = find_family(model, VisionLanguageModel)
-    if family is not None and not family.prefix:
+    if family is None:
+        return to_batch(inputs)
+    try:
         return family.to_pieces(dict(inputs))
-    # A user's module may pass other inputs to the model inside it.
-    with contextlib.suppress(ImageError):
-        return to_batch(inputs) if family is None else family.to_pieces(dict(inputs))
-    return to_batch(inputs)
+    except ImageError:
+        if not family.prefix:
+            raise
+        return to_batch(inputs)  # A user's module may pass other inputs to the model inside it.
 
 
 def _explain_at(

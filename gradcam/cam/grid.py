@@ -213,7 +213,8 @@ def choose_activations(
 
     If `join` is set, all layers form one entry. If a layer has several tensors, tensors without a grid or without an
     effect on the score are left out. If the grids of the remaining tensors all differ, as in a pyramid, all remaining
-    tensors are used. Otherwise, only the first is used. Raises `LayerError` if no tensor is left.
+    tensors are used. Otherwise, only the first is used. If images reach the model in pieces, the last tensor is used,
+    which a vision tower passes to the projector. Raises `LayerError` if no tensor is left.
     """
     sites_by_layer = {layer: _choose_tensors(layer, recorded, reshape) for layer in recorded.names_by_layer}
     if join is None or not sites_by_layer:

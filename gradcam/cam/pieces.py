@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.adapters import find_family
-from gradcam.adapters.captioning import GenerativeCaptioner
 from gradcam.adapters.vision_language import VisionLanguageModel
 from gradcam.cam.forward import RecordedPass
 from gradcam.cam.methods.base import Method
@@ -29,11 +28,17 @@ SCORES_PER_PASS = 2  # With more scores, a text model's gradients need much memo
 
 
 def bind_pieces(
-    model: nn.Module, bound: BoundTarget, methods: Sequence[Method], options: ExplainOptions
+    model: nn.Module,
+    bound: BoundTarget,
+    methods: Sequence[Method],
+    options: ExplainOptions,
+    *,
+    has_layers: bool = False,
 ) -> BoundTarget:
-    """Return the target for images in pieces: with the default layer of the model, and with one row for each image.
+    """Return the target for images in pieces: with the default layer of the methods, and with one row for each image.
 
-    Raises `LayerError` and `TargetError` for options that need whole images.
+    `has_layers` is True if the user named layers. Raises `LayerError` and `TargetError` for options that need whole
+    images, and for methods without a common default layer.
     """
     refused = [method.name for method in methods if method.runs_again]
     if refused:
@@ -46,16 +51,23 @@ def bind_pieces(
     if not {"input_ids", "inputs_embeds"} & bound.batch.kwargs.keys():
         needed = "the whole output of the model's own processor, with input_ids"
         raise TargetError(f"{type(model).__name__} needs a prompt, but the inputs have none: pass {needed}.")
-    family = find_family(model, GenerativeCaptioner)
-    layer, default_method = bound.layer if family is None else bound.layer or family.layer, LOCAL_METHOD
-    if isinstance(family, VisionLanguageModel):
+    family = find_family(model, VisionLanguageModel)
+    layer, default_method = bound.layer, LOCAL_METHOD
+    if family is not None:
+        layer = layer or family.layer
         is_default = all(method.name == WORD_METHOD for method in methods) and options["evidence"] == "positive"
-        if any(method.place == "text" for method in methods):
+        reads_text = {method.place == "text" for method in methods}
+        if len(reads_text) > 1 and not has_layers:
+            raise LayerError(
+                "lens and the other methods have different default layers: name a layer, or leave lens out."
+            )
+        if reads_text == {True}:
             layer = family.list_text_layers()[-2]
         elif is_default and family.word_layer is not None:
             layer, default_method = family.word_layer, WORD_METHOD
-    target = ImageRows(bound.target, bound.batch.pieces.samples)
-    return replace(bound, target=target, layer=layer, method=default_method)
+    return replace(
+        bound, target=ImageRows(bound.target, bound.batch.pieces.samples), layer=layer, method=default_method
+    )
 
 
 @dataclass(frozen=True)

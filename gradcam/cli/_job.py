@@ -400,9 +400,12 @@ def prepare_request(
     find_target = _to_classes if classifier.task == "classification" else to_target
     target = find_target(settings, classifier)
     print_notes(classifier.notes, output)
-    others = {str(path): classifier.prepare(path) for path in settings.target_choice.with_images}
-    if others and not hasattr(getattr(classifier, "family", None), "to_pieces"):
+    further = settings.target_choice.with_images
+    if further and not hasattr(getattr(classifier, "family", None), "to_pieces"):
         raise click.UsageError(f"{classifier.name} takes one image at a time: remove --with.")
+    if len(set(further)) < len(further):
+        raise click.UsageError("--with has the same image twice: remove one.")
+    others = {str(path): classifier.prepare(path) for path in further}
     return classifier, replace(request, layers=layers, target=target, others=others)
 
 

@@ -38,10 +38,7 @@ class PageMaker:
 
         settings = self.settings
         is_class = classifier.task == "classification"
-        target: Any = list(settings.classes) or None
-        if settings.target is not None or not is_class:
-            is_default = _has_default_target(settings) and classifier.task != "captioning"
-            target = None if is_default else to_target(settings, classifier)
+        target = self._choose_target(classifier) or list(settings.classes) or None
         layers: Any = list(settings.layers) or None
         if layers is None and is_class and not self.is_whole:
             layers = [classifier.layer]
@@ -54,19 +51,26 @@ class PageMaker:
         prompts = prompts if classifier.task == "detection" or is_captioner else ()
         option = "--prompt" if is_captioner else "--text"
         words = [*model.to_words(), *(word for text in prompts for word in (option, text))]
+        words += [word for path in choice.with_images for word in ("--with", path.name)]
         result = replace(result, words=words, code=to_code(replace(model, prompts=prompts), is_class=is_class))
         if choice.say is not None:
             codes = [code and f"{code[:-1]}, say={choice.say!r})" for code in result.targets.code or ()]
             result = replace(result, words=[*words, "--say", choice.say], targets=replace(result.targets, code=codes))
         return self._add_verdict(classifier, image, result) if self.is_checked else result
 
+    def _choose_target(self, classifier: Classifier) -> Any:
+        """Return the target that the user chose, or all words of an answer; None for the model's default target."""
+        is_default = classifier.task == "classification" or _has_default_target(self.settings)
+        is_chosen = self.settings.target is not None or classifier.task == "captioning"
+        return to_target(self.settings, classifier) if is_chosen or not is_default else None
+
     def _add_verdict(self, classifier: Classifier, image: Prepared, result: Page) -> Page:
         from gradcam.evaluation.checks.check import check
 
         first_map, targets = result.maps[0], result.targets
         target = targets.indices[result.first] if targets.kind == "class" else None
-        if classifier.task != "classification" and not _has_default_target(self.settings):
-            target = to_target(self.settings, classifier)
+        if classifier.task != "classification":
+            target = self._choose_target(classifier)
         layer = None if first_map.layer in ("input", "attention") else first_map.layer
         verdict = check(classifier, image, method=first_map.method, layer=layer, target=target)
         tests = [{name: getattr(test, name) for name in ("question", "outcome", "reason")} for test in verdict.tests]

@@ -289,12 +289,12 @@ def _to_words(settings: Settings, model: Any) -> Any:
             raise click.UsageError(f"A captioner takes one {option}, but {len(values)} were given: remove all but one.")
     fields: Any = {"prompt": next(iter(prompts), None), "against": next(iter(against), None), "say": choice.say}
     fields["control"] = "blank"
-    words: Any = list(choice.words) or (None if against and not choice.caption else all)
+    selection: Any = {"word": list(choice.words) or (None if against and not choice.caption else all)}
     try:
-        _ = model.family.tokenizer
-        target = targets.Token(word=words, **fields)
-    except TargetError:
-        target = targets.Token(None, list(choice.words) or None, **fields)
+        model.family.decode_tokens([0])
+    except TargetError:  # The model has no tokenizer.
+        selection = {"position": list(choice.words) or None}
+    target = targets.Token(**selection, **fields)
     model.for_target(target)  # Raises an error if the model takes no prompt.
     return target
 

@@ -136,11 +136,8 @@ def _to_words(instance: Instance) -> tuple[list[str] | None, str | None]:
         options, arguments = [("keypoint", number), *keywords.items()], [number]
     elif kind == "word" and number is not None:
         is_word = instance.form == "word"
-        options, arguments, keywords = (
-            [("word", number)],
-            [] if is_word else [None, [number]],
-            {"word": number if is_word else None},
-        )
+        keywords = {"word": number if is_word else None, "against": next(iter(instance.against), None)}
+        options, arguments = [("word", number), ("against", keywords["against"])], [] if is_word else [None, [number]]
     elif kind == "text" and instance.form == "text":
         against = list(instance.against)
         options = [("text", instance.name), *(("against", sentence) for sentence in against)]

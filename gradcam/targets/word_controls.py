@@ -9,16 +9,19 @@ from torch import Tensor
 
 from gradcam.errors import warn
 from gradcam.hooks.containers import Batch
+from gradcam.targets.base import MIN_PROBABILITY_RATIO, Instance
 
-HOT = 0.5  # A cell is hot if its value is at least this share of the map's maximum.
-HOT_SHARE = 0.9  # A sink is hot in at least this share of the maps.
+MIN_HOT_VALUE = 0.5  # A cell is hot if its value is at least this share of the map's maximum.
+MIN_HOT_MAPS = 0.9  # A sink is hot in at least this share of the maps.
 MIN_MAPS = 5  # With fewer words, a cell may be hot in all maps by chance.
 
 
 def blank_images(batch: Batch) -> Batch:
-    """Return the batch with images of one grey value, their mean. Padding, which is zero, stays zero."""
+    """Return the batch with images of one grey value, their mean. If images may be padded, zeros stay zero."""
     pixels = batch.pictures
-    return batch.copy(pictures=torch.where(pixels == 0, pixels, pixels[pixels != 0].mean()))
+    may_be_padded = any(field is not None for field in (batch.pieces, batch.listed, batch.windows))
+    is_image = pixels != 0 if may_be_padded else torch.ones_like(pixels, dtype=torch.bool)
+    return batch.copy(pictures=torch.where(is_image, pixels[is_image].mean(), pixels))
 
 
 def subtract_context(maps: Tensor) -> Tensor:
@@ -29,24 +32,34 @@ def subtract_context(maps: Tensor) -> Tensor:
     """
     if bool((maps < 0).any()):  # For signed evidence, each sign has its own context.
         return subtract_context(maps.relu()) - subtract_context((-maps).relu())
-    rows = maps.flatten(2)
-    results = [rows[:, 0]]
-    for k in range(1, rows.shape[1]):
-        earlier, current = rows[:, :k].mT, rows[:, k, :, None]
-        explained = earlier @ _solve_non_negative(earlier, current)
-        results.append((current - explained).clamp(min=0)[..., 0])
-    return torch.stack(results, 1).unflatten(2, maps.shape[2:])
+    rows = maps.flatten(2).double()
+    results = rows.clone()
+    for row, result in zip(rows, results):
+        gram = row @ row.mT
+        for k in range(1, len(row)):
+            result[k] -= _solve_non_negative(gram[:k, :k], gram[:k, k]) @ row[:k]
+    return results.clamp(min=0).to(maps.dtype).unflatten(2, maps.shape[2:])
 
 
-def _solve_non_negative(columns: Tensor, goal: Tensor, steps: int = 20) -> Tensor:
-    """Return non-negative weights (N,k,1) so that columns (N,P,k) @ weights is close to goal (N,P,1)."""
-    gram, right = columns.mT @ columns, columns.mT @ goal
-    diagonal = gram.diagonal(dim1=1, dim2=2)[..., None].clamp(min=torch.finfo(gram.dtype).tiny)
-    weights = torch.zeros_like(right)
-    for _ in range(steps):  # coordinate descent, one coordinate at a time
-        for i in range(weights.shape[1]):
-            residual = right[:, i] - (gram[:, i, None] @ weights)[:, 0]
-            weights[:, i] = (weights[:, i] + residual / diagonal[:, i]).clamp(min=0)
+def _solve_non_negative(gram: Tensor, right: Tensor) -> Tensor:
+    """Return the non-negative weights (k,) that minimise w.gram.w / 2 - w.right (Lawson and Hanson, 1974)."""
+    weights, is_free = torch.zeros_like(right), torch.zeros_like(right, dtype=torch.bool)
+    for _ in range(3 * len(right)):
+        slopes = (right - gram @ weights).masked_fill(is_free, -torch.inf)
+        if slopes.max() <= 1e-9 * right.abs().max():
+            break
+        is_free[slopes.argmax()] = True
+        while True:
+            best = torch.zeros_like(right)
+            best[is_free] = torch.linalg.pinv(gram[is_free][:, is_free], hermitian=True) @ right[is_free]
+            is_negative = is_free & (best <= 0)
+            if not is_negative.any():
+                break
+            # Move as far as all weights stay non-negative, and fix the weights that become zero.
+            step = (weights[is_negative] / (weights[is_negative] - best[is_negative])).min()
+            weights += step * (best - weights)
+            is_free &= weights > 1e-12
+        weights = best
     return weights
 
 
@@ -55,10 +68,8 @@ def warn_of_sinks(maps: Tensor) -> None:
     for image_maps in maps.abs():
         peaks = image_maps.amax((1, 2), keepdim=True)
         used = image_maps[peaks[:, 0, 0] > 0] / peaks[peaks[:, 0, 0] > 0]
-        if len(used) < MIN_MAPS:
-            continue
-        hot: Any = ((used >= HOT).float().mean(0) >= HOT_SHARE).nonzero().tolist()
-        if hot:
+        hot: Any = ((used >= MIN_HOT_VALUE).float().mean(0) >= MIN_HOT_MAPS).nonzero().tolist()
+        if hot and len(used) >= MIN_MAPS:
             row, column = hot[0]
             more = f" and {len(hot) - 1} more" if len(hot) > 1 else ""
             warn(
@@ -66,3 +77,14 @@ def warn_of_sinks(maps: Tensor) -> None:
                 "little about any of them. It may be an attention sink."
             )
             return
+
+
+def describe_word_from_text(word: Instance) -> str | None:
+    """Return a sentence that says why the word follows from the text before it; None if it depends on the image."""
+    if not word.is_from_text:
+        return None
+    change = "lowers" if (word.score or 0) * MIN_PROBABILITY_RATIO < (word.without_image or 0) else "hardly changes"
+    return (
+        f"The image {change} the probability of {word.name!r} ({word.score:#.2g} with it, {word.without_image:#.2g} "
+        "without): the map of this word says nothing about the image."
+    )

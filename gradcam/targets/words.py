@@ -142,7 +142,10 @@ class Token(Target):
         check_choice(self.score, "The score", ("logit", "logprob"), TargetError)
         check_choice(self.control or "blank", "control=", ("blank",), TargetError)
         check_choice(self.context, "context=", ("keep", "subtract"), TargetError)
-        if self.context == "subtract" and (self.position is not None or self.word not in (None, all, "all")):
+        is_first_only = self.against is not None and self.word is None
+        if self.context == "subtract" and (
+            is_first_only or self.position is not None or self.word not in (None, all, "all")
+        ):
             raise TargetError("context='subtract' needs the maps of all earlier words: leave position= and word= out.")
         check_count(self.max_tokens, "max_tokens", error=TargetError)
         if self.ids is not None and (tokens := to_tokens(self.ids)) and self.word is None:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import TargetError
 from gradcam.evaluation import check
-from gradcam.evaluation.checks.words import describe_word_from_text
 from gradcam.models.instance_scores import find_instance_classifier, to_instance_classifier
 from gradcam.models.preprocess import WholeImage
 from gradcam.models.task_models import Captioner
 from gradcam.targets import Instance, Token
+from gradcam.targets.word_controls import describe_word_from_text
 
 pytest.importorskip("transformers")
 from transformers import GitConfig, GitForCausalLM

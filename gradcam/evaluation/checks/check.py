@@ -38,7 +38,6 @@ from gradcam.evaluation.checks.placement import (
 )
 from gradcam.evaluation.checks.uncertainty import MAX_NOISE_SHARE, add_noise, spread, undo_views, view_images
 from gradcam.evaluation.checks.verdict import MIN_SAME_CORRELATION, Verdict
-from gradcam.evaluation.checks.words import describe_word_from_text
 from gradcam.evaluation.explainers import Explainer, StepCounter, run_explain
 from gradcam.evaluation.heatmap_sources import ExplainFunction, find_explainable
 from gradcam.evaluation.metrics.soundness import (
@@ -61,6 +60,7 @@ from gradcam.models.task_models import TaskModel
 from gradcam.options import Progress, accept_old_parameters
 from gradcam.targets.base import Instance
 from gradcam.targets.classes import ClassTarget
+from gradcam.targets.word_controls import describe_word_from_text
 
 RANDOMISATION_STAGES = 3  # Stage 1 randomises the head, stage 2 also half of the layers, stage 3 all layers.
 RANDOM_CLASSES = 3  # number of random classes to compare, in addition to the rival class
@@ -393,7 +393,9 @@ class SanityChecks:
         if bool((random_correlations >= limit).all()):
             # A colour and its object are two words of one place, so one other word with the same heatmap proves nothing.
             outcome = "undecided" if self.words and len(rivals) == 1 else "failed"
-            reason += f". At {limit:.2f} or more, two heatmaps count as the same: the heatmap ignores the class"
+            reason += f". At {limit:.2f} or more, two heatmaps count as the same"
+            if outcome == "failed":
+                reason += f": the heatmap ignores the {'word' if self.words else 'class'}"
         fields: Any = {"rivals": rivals, "rival_names": names, "rival_maps": maps, "rival_correlations": correlations}
         self.artifacts = replace(self.artifacts, **fields)
         return [TestResult("classes", outcome, value, f"{reason}.")]
