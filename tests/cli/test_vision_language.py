@@ -169,6 +169,12 @@ class TestWords:
         for part in ("Prompt: what is on the table", "--prompt", "--say", "Token(word=1, say=\\u0027the table\\u0027)"):
             assert part in page or json.dumps(part)[1:-1] in page, part
 
+    def test_the_command_of_a_page_gives_the_same_heatmap(self, run_vlm: Command, images: Path) -> None:
+        options = (*PROMPT, "--say", "the table", "--with", "b.png")
+        assert run_vlm("page", "qwen2_vl", "a.png", *options, "-o", "a.html").status == 0
+        page = (images / "a.html").read_text()
+        assert '"--with","b.png"' in page
+
     def test_a_run_with_another_prompt_or_answer_is_not_resumed(self, run_vlm: Command) -> None:
         options = ("photos", "-o", "out")
         assert run_vlm("batch", "qwen2_vl", *options, *PROMPT, *WORDS).status == 0
@@ -192,11 +198,13 @@ class TestWrongUse:
             (("--say", ""), "is empty"),
             (("--prompt", " "), "is empty"),
             ((*WORDS, "--with", "nowhere.png"), "'nowhere.png' does not exist"),
+            ((*WORDS, "--with", "b.png", "--with", "b.png"), "--with has the same image twice"),
             ((*PROMPT, "--say", "the table", "--word", "7"), "There is no word 7. The caption has 2 word(s), from 0"),
             ((*PROMPT, "--say", "unheard"), "tokenizer has no tokens for a part of 'unheard'"),
             ((*PROMPT, "--text", "what"), "A captioner takes one --prompt, but 2 were given"),
             ((*PROMPT, "--against", "on", "--against", "is"), "A captioner takes one --against, but 2 were given"),
             ((*PROMPT, "--box", "0"), "--box and --prompt each choose what is explained"),
+            ((*PROMPT, "--method", "lens", "--method", "hirescam"), "different default layers: name a layer"),
             ((*PROMPT, "--size", "28"), "own processor prepares the images"),
         ],
     )

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.errors import GradcamWarning, TargetError
+from gradcam.hooks.containers import to_batch
 from gradcam.targets import Token
-from gradcam.targets.word_controls import subtract_context, warn_of_sinks
+from gradcam.targets.word_controls import blank_images, subtract_context, warn_of_sinks
 
 T: Any = pytest.importorskip("transformers")
 WORDS = [11, 12, 13, 14]
@@ -106,14 +107,18 @@ def test_words_from_the_text_are_drawn_in_grey() -> None:
 
 def test_context_is_the_closest_combination_of_earlier_maps() -> None:
     optimize = pytest.importorskip("scipy.optimize")
-    maps = torch.rand(2, 6, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).square()
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.rand(2, 12, 5, 4, generator=generator, dtype=torch.float64).square()
+    maps[1] += 5 * torch.rand(5, 4, generator=generator)  # maps that hardly differ
+    maps[:, -1] = maps[:, :-1].mean(1)  # a word without evidence of its own
     results = subtract_context(maps).flatten(2).numpy()
     rows = maps.flatten(2).numpy()
     for n in range(2):
         assert np.array_equal(results[n, 0], rows[n, 0])
-        for k in range(1, 6):
+        for k in range(1, 12):
             weights, _ = optimize.nnls(rows[n, :k].T, rows[n, k])
-            assert results[n, k] == pytest.approx(np.maximum(rows[n, k] - weights @ rows[n, :k], 0), abs=1e-3)
+            assert results[n, k] == pytest.approx(np.maximum(rows[n, k] - weights @ rows[n, :k], 0), abs=1e-6)
+        assert results[n, -1].max() < 1e-6
 
 
 def test_context_of_signed_maps() -> None:
@@ -129,6 +134,14 @@ def test_context_in_an_explanation(model: nn.Module, inputs: dict[str, Tensor]) 
     assert less.heatmaps.amax() == 1
     with pytest.raises(TargetError, match="earlier words: leave position= and word= out"):
         Token(WORDS, 2, context="subtract")
+    with pytest.raises(TargetError, match="earlier words"):  # Only the first word is contrasted.
+        Token(WORDS, against=15, context="subtract")
+
+
+def test_black_pixels_of_an_image_without_padding_become_grey() -> None:
+    pixels = torch.rand(1, 3, 4, 4).masked_fill(torch.eye(4, dtype=torch.bool), 0)
+    blank = blank_images(to_batch(pixels)).pictures
+    assert torch.allclose(blank, pixels.mean().expand_as(pixels))
 
 
 @pytest.mark.parametrize("option", [{"control": "black"}, {"context": "drop"}])
