@@ -27,9 +27,9 @@ MAX_PAGE_CLUSTERS = 50
 MAX_LISTED_FAILURES = 10
 SHEET_NAME = "audit.png"
 SUSPICION_NOTE = (
-    "Each cluster has a suspicion between 0 and 1. A suspicion near 1 has two reasons: other classes have almost no "
-    "evidence at the cluster's position, and almost no evidence outside the cluster has a similar appearance. A high "
-    "suspicion is a reason to look at the images, not a proof. An audit can also miss shortcuts."
+    "Each cluster has a suspicion between 0 and 1. A suspicion near 1 means both: evidence at this position is rare "
+    "in other classes, and evidence that looks like this is rare outside the cluster. A high suspicion is a reason to "
+    "look at the images, not a proof. An audit can also miss shortcuts."
 )
 
 

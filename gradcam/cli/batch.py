@@ -463,8 +463,8 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params:
 @options.choice(
     "--format",
     REPORT_FORMATS,
-    "Format to write. html is a gallery. The other formats export the boxes of a run with --save boxes: coco.json, "
-    "yolo/labels/ with a text file per image, or labelstudio.json.",
+    "Format to write. html writes a gallery. The other formats need boxes (--save boxes) and write them as "
+    "coco.json, as one text file per image in yolo/labels/, or as labelstudio.json.",
 )
 @options.option(
     "--image-root TEXT",

@@ -75,7 +75,7 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
     Returns
     -------
     Localisation
-        The box of each heatmap, the overlap of the box, and whether the overlap counts as an error.
+        The box of each heatmap, its overlap with the object, and whether the overlap is too small (an error).
 
     Raises
     ------
