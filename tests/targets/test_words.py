@@ -126,7 +126,7 @@ def test_phrases_against_autograd(model: nn.Module, pictures: Tensor, form: str)
 def test_an_alternative_explains_the_first_token_by_default(model: nn.Module, pictures: Tensor) -> None:
     explanation = gradcam.explain(model, pictures, target=Token(CAPTION, against=np.int64(3)))
     expected = gradcam.explain(model, pictures, target=Token(CAPTION, 0, against=3))
-    assert torch.equal(explanation.maps, expected.maps)
+    torch.testing.assert_close(explanation.maps, expected.maps)
     assert explanation.maps.shape[1] == 1
     with pytest.raises(
         TargetError, match=r"alternative, 9, begin with the same token, 9\. Only first tokens are compared"
@@ -222,7 +222,7 @@ def test_one_word_of_several_tokens(speaker: tuple[nn.Module, Any], pictures: Te
     lengths = [len(ids[: len(encode(tokenizer, text))]) for text in ("a dog cup", "a dog cup reds")]
     phrase = gradcam.explain(model, pictures, target=Token(ids, [tuple(range(*lengths))]))
     word = gradcam.explain(model, pictures, target=Token(ids, word=3))
-    assert torch.equal(phrase.maps, word.maps)
+    torch.testing.assert_close(phrase.maps, word.maps)
     assert lengths[1] - lengths[0] > 1
     assert word.instances is not None
     assert phrase.instances is not None
@@ -294,7 +294,7 @@ def test_forms_of_a_caption(model: nn.Module, pictures: Tensor) -> None:
     expected = gradcam.explain(model, pictures, target=Token(CAPTION, 1))
     for caption in (torch.tensor(CAPTION), np.array(CAPTION), tuple(CAPTION), torch.tensor(CAPTION, dtype=torch.int32)):
         for position in (1, [1], range(1, 2), np.int64(1)):
-            assert torch.equal(gradcam.explain(model, pictures, target=Token(caption, position)).maps, expected.maps)
+            torch.testing.assert_close(gradcam.explain(model, pictures, target=Token(caption, position)).maps, expected.maps)
 
 
 def test_the_caption_that_the_model_writes(model: nn.Module, pictures: Tensor) -> None:
@@ -305,7 +305,7 @@ def test_the_caption_that_the_model_writes(model: nn.Module, pictures: Tensor) -
     expected = gradcam.explain(model, pictures[:1], target=Token(written))
     assert explanation.classes is not None
     assert explanation.classes.tolist() == [written]
-    assert torch.equal(explanation.maps, expected.maps)
+    torch.testing.assert_close(explanation.maps, expected.maps)
     for place, word in enumerate(written):
         assert int(read_by_hand(model, pictures[0], place, written).argmax()) == word
     with pytest.raises(TargetError, match="one image, but the batch has 2"):
@@ -365,7 +365,7 @@ def test_a_model_inside_another(model: nn.Module, pictures: Tensor) -> None:
 
     explanation = gradcam.explain(Wrapper(), pictures, target=Token(CAPTION))
     assert explanation.layer == "model.git.image_encoder:last_hidden_state"
-    assert torch.equal(explanation.maps, gradcam.explain(model, pictures, target=Token(CAPTION)).maps)
+    torch.testing.assert_close(explanation.maps, gradcam.explain(model, pictures, target=Token(CAPTION)).maps)
 
 
 @pytest.mark.parametrize(
