@@ -118,3 +118,11 @@ def test_a_terminal_that_is_gone_stops_no_work(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(terminal, "write", fail)
     with show_progress_bar(LOUD, "images", 2) as bar:
         bar.update(1)
+
+
+def test_the_bar_stays_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = attach_terminal(monkeypatch)
+    with show_progress_bar(LOUD, "images", 2) as bar:
+        bar.update(1)
+    # After 80 columns, a terminal would move the cursor to the next line.
+    assert max(map(len, terminal.getvalue().split("\r"))) == 79

@@ -748,3 +748,11 @@ def test_a_function_that_was_compiled_before_is_an_error_rather_than_silence() -
         step(torch.ones(1, 3))
     with pytest.raises(LayerError, match="not as part of a compiled function"):
         _ = recorder.activations
+
+
+def test_readings_name_their_layers() -> None:
+    model = worked_model()
+    with record(model, ["0", "2"]) as recorder:
+        model(torch.ones(1, 3))
+    assert repr(recorder.activations) == "activations of step 0: 0, 2"
+    assert repr(recorder.gradients) == "gradients of step 0: none"
