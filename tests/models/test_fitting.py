@@ -328,6 +328,18 @@ def test_a_layer_beside_the_head_is_not_taken_for_it() -> None:
     assert "missing: 2 ('classifier.2.weight', 'classifier.2.bias')" in message
 
 
+@pytest.mark.parametrize(
+    ("names", "cause"),
+    [
+        (("fc.weight", "fc.bias"), "The last layer, 'fc', is missing or different in the file."),
+        (("fc.bias", "features.0.bias"), "The file belongs to another size or version of this architecture."),
+    ],
+)
+def test_the_cause_depends_on_which_tensors_are_missing(names: tuple[str, ...], cause: str) -> None:
+    state = {name: tensor for name, tensor in trained().state_dict().items() if name not in names}
+    assert cause in refuse(Small(), checkpoint_of(state))
+
+
 def test_a_different_number_of_classes_is_reported() -> None:
     message = refuse(Small(1000), checkpoint_of(trained(14)))
     assert message.splitlines() == [
