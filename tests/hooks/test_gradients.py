@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from gradcam.hooks import autograd as gradients
-from gradcam.hooks.autograd import jacobian
+from gradcam.hooks.autograd import jacobian, list_graph_nodes
 
 
 class Cube(torch.autograd.Function):
@@ -65,3 +65,12 @@ def test_the_largest_scale_without_overflow_is_used() -> None:
     (gradients_by_input,) = jacobian(scores, [x, y], scaled=True)
     assert gradients_by_input[0].item() == 3
     assert gradients_by_input[1].item() == pytest.approx(2.0**-30, rel=1e-2)
+
+
+def test_all_nodes_of_a_graph_are_listed_once() -> None:
+    x = torch.ones(2, requires_grad=True)
+    squares = x * x
+    total = (squares + squares.sin()).sum()
+    names = [type(node).__name__ for node in list_graph_nodes(total)]
+    assert names == ["SumBackward0", "AddBackward0", "MulBackward0", "SinBackward0", "AccumulateGrad"]
+    assert list_graph_nodes(x) == []

@@ -202,3 +202,9 @@ def test_a_score_is_differentiated_at_leaves() -> None:
     gradients = pytorch.differentiate_edges((leaf * 3).sum(), [pytorch.find_edge(item) for item in (leaf, unused)])
     torch.testing.assert_close(gradients[0], torch.full((3,), 3.0))
     assert gradients[1] is None
+
+
+def test_parts_of_an_error_are_searched_regardless_of_case() -> None:
+    error = RuntimeError("CUDA error: Out of Memory")
+    assert pytorch.message_contains(error, ["no such text", "out of memory"])
+    assert not pytorch.message_contains(error, ["no such text", "device mismatch"])

@@ -67,6 +67,7 @@ def test_worked_numbers() -> None:
     assert (weight.name, bias.name) == ("weight", "bias")
     assert_statistics(weight.gradient, [[1, 1, 1], [0, 0, 0], [3, 3, 3], [0, 0, 0]])
     assert_statistics(bias.gradient, [1, 0, 3, 0])
+    assert flow.layers[1].parameters_norm == pytest.approx(math.sqrt(30 + 10))
     assert weight.norm == pytest.approx(math.sqrt(650))
     assert weight.ratio == pytest.approx(math.sqrt(30) / math.sqrt(650))
     assert_statistics(flow.layers[3].parameters[0].gradient, [7, 0, 27, 0])
@@ -343,6 +344,7 @@ def test_layers_off_the_path_have_no_gradient() -> None:
     assert layers["aside"].verdict == "no gradient"
     assert [parameter.gradient for parameter in layers["aside"].parameters] == [None, None]
     assert layers["aside"].parameters[0].ratio is None
+    assert math.isnan(layers["aside"].parameters_norm)
     assert layers["last"].verdict is None
 
 
