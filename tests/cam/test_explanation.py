@@ -50,6 +50,14 @@ def slow_maps(model: nn.Module, images: Tensor, name: str, classes: list[int]) -
     return torch.stack(rows)[:, None]
 
 
+def test_one_map_needs_one_layer_or_a_way_to_join() -> None:
+    model = tiny_model()
+    for options in ({"layers": ["0", "1"]}, {"layer": "0", "layers": ["0", "1"], "join": "sum"}):
+        with pytest.raises(LayerError, match="one heatmap per class: pass one layer, or layers="):
+            gradcam.explain(model, TINY, target=0, **options)
+    assert gradcam.explain(model, TINY, target=0, layers=["0", "1"], join="sum").maps.shape[1] == 1
+
+
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
 def test_raw_maps_equal_captum_in_float64(name: str, layer: str) -> None:
     model, images = model_called(name), images_for()
