@@ -86,11 +86,12 @@ class Family(ABC):
 
     `model` is the supported module. `prefix` is the dotted name of `model` inside the explained model, or "" if
     `model` is the explained model. `has_own_scale` is True if the model takes images in [0,1], and itself resizes and
-    normalises the images.
+    normalises the images. `takes_pieces` is True for vision-language models, whose processor cuts images into pieces.
     """
 
     task: ClassVar[str]
     has_own_scale: ClassVar[bool] = False
+    takes_pieces: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module, prefix: str = "") -> None:
         self.model: Any = model
@@ -292,9 +293,10 @@ class Embedder(Family):
 
 
 class CaptionerAdapter(Family):
-    """A model that writes a text about an image, token by token."""
+    """A model that writes a text about an image, token by token. `processor` prepares images and text; None if unknown."""
 
     task = "captioning"
+    processor: Any = None
 
     @abstractmethod
     def write(self, images: Any, max_tokens: int = 40) -> list[int]:

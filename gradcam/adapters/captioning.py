@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -20,12 +19,11 @@ from gradcam.errors import ModelError, TargetError
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.preserve import preserve_state
 
-PICTURES = "pixel_values"
+PIXELS = "pixel_values"
 # In these arguments, 0 marks a text token.
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "image_embeds_position_mask")
 MAX_CAPTION_TOKENS = 40
 PROMPT = "Describe the picture in a sentence."
-_PROCESSORS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()  # by model
 
 
 class GenerativeCaptioner(CaptionerAdapter):
@@ -53,28 +51,19 @@ class GenerativeCaptioner(CaptionerAdapter):
         # norm is scale-invariant.
         return f"{self.tower}:last_hidden_state"
 
-    @property
-    def processor(self) -> Any:
-        """Return the processor of images and text, if `gradcam.load_model` set one for the model; otherwise None."""
-        return _PROCESSORS.get(self.model)
-
-    @processor.setter
-    def processor(self, processor: Any) -> None:
-        _PROCESSORS[self.model] = processor
-
     def process(self, images: Sequence[NDArray[Any]], prompt: str) -> dict[str, Tensor]:
         """Return the output of the model's own processor for a prompt with images (H,W,3), RGB, uint8.
 
         Raises `ModelError` if the processor cannot write such a prompt, or belongs to another model.
         """
-        processor, pictures = self.processor, [Image.fromarray(image) for image in images]
+        processor, pil_images = self.processor, [Image.fromarray(image) for image in images]
         try:
             text = self._format_prompt(processor, prompt, len(images))
             start = getattr(processor.tokenizer, "bos_token", None)  # Chat templates may already contain it.
             options: dict[str, Any] = {"add_special_tokens": False} if start and text.startswith(start) else {}
-            nested: Any = pictures if len(pictures) == 1 else [pictures]
+            nested: Any = pil_images if len(pil_images) == 1 else [pil_images]
             output = processor(images=nested, text=[text], return_tensors="pt", **options)
-            return {PICTURES: output[PICTURES]} | {k: v for k, v in output.items() if isinstance(v, Tensor)}
+            return {PIXELS: output[PIXELS]} | {k: v for k, v in output.items() if isinstance(v, Tensor)}
         except Exception as error:  # Processors raise errors of any type.
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
             problem = f"{type(processor).__name__} cannot write a prompt for {type(self.model).__name__} ({reason})"
@@ -165,10 +154,10 @@ class GenerativeCaptioner(CaptionerAdapter):
     def complete_arguments(self, batch: Batch) -> dict[str, Any]:
         """Return the model's arguments by name. Add required arguments that the caller did not pass."""
         if batch.args and (len(batch.args) > 1 or batch.kwargs):
-            expected = f"a dict of all arguments by name, such as {PICTURES} and input_ids"
+            expected = f"a dict of all arguments by name, such as {PIXELS} and input_ids"
             problem = f"{len(batch.args)} argument(s) were passed to {type(self.model).__name__} without a name"
             raise TargetError(f"{problem}: pass only the images, or {expected}.")
-        return {PICTURES: batch.pictures} if batch.args else dict(batch.kwargs)
+        return {PIXELS: batch.pictures} if batch.args else dict(batch.kwargs)
 
     def begin_text(self, batch: Batch) -> dict[str, Any]:
         """Return the arguments. The text before the caption is the caller's prompt, or else the start token."""
@@ -184,7 +173,7 @@ class GenerativeCaptioner(CaptionerAdapter):
 
     def _repeat(self, tokens: Sequence[int], batch: Batch) -> Tensor:
         if not tokens:
-            advice = f"pass the tokens before the first word as {self.ids_name}, in a dict with {PICTURES}."
+            advice = f"pass the tokens before the first word as {self.ids_name}, in a dict with {PIXELS}."
             raise TargetError(f"{type(self.model).__name__} defines no start token for captions: {advice}")
         return torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device).repeat(batch.samples, 1)
 
@@ -243,7 +232,8 @@ class Blip(GenerativeCaptioner):
 class Git(GenerativeCaptioner):
     """GIT: a language model that reads the image patches before the text."""
 
-    tower = "git.image_encoder"
+    # This layer ends with a norm. Before the norm, gradient times activation would sum to zero over each patch.
+    own_layer = "git.visual_projection"
 
 
 class Blip2(GenerativeCaptioner):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradcam.adapters.captioning import PICTURES, PROMPT, GenerativeCaptioner
+from gradcam.adapters.captioning import PIXELS, PROMPT, GenerativeCaptioner
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch, Window
 from gradcam.layers.pieces import WHOLE, NumberedView, Numbers, Pieces, Size, View
@@ -32,6 +32,7 @@ class VisionLanguageModel(GenerativeCaptioner):
     image take the place of tokens in the text.
     """
 
+    takes_pieces = True
     plain_prompt = "USER: {images}\n{prompt} ASSISTANT:"
     usual_prompts: Sequence[str] = (PROMPT,)
     tower = "model.vision_tower"
@@ -50,7 +51,7 @@ class VisionLanguageModel(GenerativeCaptioner):
         # Some versions of transformers take the last state before the tower's final norm, others after the norm.
         if states == -1:
             return f"{self.projector}.linear_1"
-        return super().own_layer if states is None else find_block(self.model, self.tower, states)
+        return super().own_layer if states is None else find_state_block(self.model, self.tower, states)
 
     @property
     def word_layer(self) -> str | None:
@@ -81,7 +82,7 @@ class VisionLanguageModel(GenerativeCaptioner):
         arguments.pop("labels", None)
         if "input_ids" not in arguments:
             problem = f"{type(self.model).__name__} needs a prompt with a placeholder for the image"
-            expected = f"a dict with {PICTURES}, input_ids and attention_mask."
+            expected = f"a dict with {PIXELS}, input_ids and attention_mask."
             raise TargetError(f"{problem}: pass the output of its processor for the prompt and the image, {expected}")
         return arguments
 
@@ -90,12 +91,12 @@ class VisionLanguageModel(GenerativeCaptioner):
 
         Raises `ImageError` if the inputs do not fit the model or one another.
         """
-        name, pixels = type(self.model).__name__, inputs.get(PICTURES)
+        name, pixels = type(self.model).__name__, inputs.get(PIXELS)
         if inputs.get("pixel_values_videos") is not None:
             raise ImageError(f"The inputs have a video, but {name}'s maps are of images: pass the frames as images.")
         if not isinstance(pixels, Tensor) or not pixels.is_floating_point() or pixels.numel() == 0:
             raise ImageError(
-                f"{PICTURES} is {type(pixels).__name__ if PICTURES in inputs else 'missing'}, expected a floating-point "
+                f"{PIXELS} is {type(pixels).__name__ if PIXELS in inputs else 'missing'}, expected a floating-point "
                 f"tensor: pass the whole output of {name}'s own processor, for a prompt and its images."
             )
         device = next(self.model.parameters()).device
@@ -103,7 +104,7 @@ class VisionLanguageModel(GenerativeCaptioner):
             raise ImageError(
                 f"The inputs are on {pixels.device}, but {name} is on {device}: move them with inputs.to('{device}')."
             )
-        inputs[PICTURES] = pixels = pixels.to(self.model.dtype)  # Some models do not convert half precision.
+        inputs[PIXELS] = pixels = pixels.to(self.model.dtype)  # Some models do not convert half precision.
         ids = inputs.get("input_ids")
         mask = ids == self._image_token if ids is not None and self.has_placeholders else None
         if mask is not None and not bool(mask.any(1).all()):
@@ -113,7 +114,7 @@ class VisionLanguageModel(GenerativeCaptioner):
             pieces = self.read_pieces(inputs, mask)
         except (KeyError, IndexError, ValueError, TypeError, ZeroDivisionError) as error:
             reason = f"missing {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:120]
-            problem = f"{PICTURES} {tuple(pixels.shape)} and the other inputs are not the output of {name}'s processor"
+            problem = f"{PIXELS} {tuple(pixels.shape)} and the other inputs are not the output of {name}'s processor"
             raise ImageError(f"{problem} ({reason}): pass the whole output of the model's own processor.") from error
         prefix = f"{self.prefix}." if self.prefix else ""
         pieces = replace(pieces, text_modules=tuple(prefix + module for module in self.text_modules))
@@ -125,7 +126,7 @@ class VisionLanguageModel(GenerativeCaptioner):
 
         May raise any usual error if the inputs are not the output of the model's processor; the caller reports it.
         """
-        pixels = inputs[PICTURES]
+        pixels = inputs[PIXELS]
         if pixels.ndim != 4:
             raise ValueError("expected one image per piece, (N,C,H,W)")
         sizes: list[Size] = [(int(pixels.shape[2]), int(pixels.shape[3]))] * len(pixels)
@@ -190,7 +191,7 @@ class TiledModel(VisionLanguageModel):
         return super().merge if ratio is None else round(1 / ratio)
 
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
-        pixels = inputs[PICTURES]
+        pixels = inputs[PIXELS]
         if pixels.ndim != 4:
             raise ValueError("expected tiles (P,C,H,W)")
         side_y, side_x = map(int, pixels.shape[2:])
@@ -223,7 +224,7 @@ class Idefics(VisionLanguageModel):
         return int(self.model.config.scale_factor)
 
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
-        pixels, ids = inputs[PICTURES], inputs["input_ids"]
+        pixels, ids = inputs[PIXELS], inputs["input_ids"]
         if mask is None or pixels.ndim != 5 or len(pixels) != len(ids):
             raise ValueError("expected tiles (N,P,C,H,W), and as many texts")
         side_y, side_x = map(int, pixels.shape[3:])
@@ -306,7 +307,7 @@ class LlavaNext(VisionLanguageModel):
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
         from transformers.image_processing_utils import select_best_resolution
 
-        pixels, config = inputs[PICTURES], self.model.config
+        pixels, config = inputs[PIXELS], self.model.config
         side, counts = int(config.vision_config.image_size), inputs.get("batch_num_images")
         images = [(int(height), int(width)) for height, width in inputs["image_sizes"]]
         is_cut = [True] * len(images) if counts is None else [n == 1 for n in counts.tolist() for _ in range(n)]
@@ -336,8 +337,8 @@ class WindowedPieces(Pieces):
 
     window: int | None = None
 
-    def order(self, layer: str, grid: Size, factor: int) -> Numbers:
-        ranks = super().order(layer, grid, factor)
+    def rank_cells(self, layer: str, grid: Size, factor: int) -> Numbers:
+        ranks = super().rank_cells(layer, grid, factor)
         if self.window is None or not any(part in layer.split(".") for part in ("blocks", "merger")):
             return ranks
         height, width = (side * factor // self.merge for side in grid)
@@ -364,7 +365,7 @@ class QwenVl(VisionLanguageModel):
         return int(self.model.config.vision_config.spatial_merge_size)
 
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
-        pixels, grids = inputs[PICTURES], [tuple(map(int, row)) for row in inputs["image_grid_thw"]]
+        pixels, grids = inputs[PIXELS], [tuple(map(int, row)) for row in inputs["image_grid_thw"]]
         config = self.model.config.vision_config
         values = getattr(config, "in_channels", 3) * config.temporal_patch_size * self._patch**2
         if tuple(pixels.shape) != (sum(map(math.prod, grids)), values):
@@ -417,7 +418,7 @@ class Kosmos(VisionLanguageModel):
 
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
         positions, queries = inputs.get("image_embeds_position_mask"), self.model.config.latent_query_num
-        if positions is not None and int(positions.sum()) != queries * len(inputs[PICTURES]):
+        if positions is not None and int(positions.sum()) != queries * len(inputs[PIXELS]):
             raise ValueError(f"image_embeds_position_mask does not mark {queries} tokens for each image")
         return super().read_pieces(inputs, mask)
 
@@ -428,8 +429,8 @@ def arrange_tiles(tiles: Tensor, thumbnail: Tensor) -> Size:
     errors = {}
     for rows in (rows for rows in range(1, count + 1) if count % rows == 0):
         grid = tiles.detach().float().unflatten(0, (rows, count // rows))
-        whole = grid.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
-        errors[rows, count // rows] = float((F.adaptive_avg_pool2d(whole, COMPARED_SIDE) - goal).square().mean())
+        canvas = grid.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
+        errors[rows, count // rows] = float((F.adaptive_avg_pool2d(canvas, COMPARED_SIDE) - goal).square().mean())
     return min(errors, key=errors.__getitem__)
 
 
@@ -481,7 +482,7 @@ def _find_window(area: Tensor) -> Window:
     return 0, 0, height / area.shape[0], width / area.shape[1]
 
 
-def find_block(model: nn.Module, tower: str, states: int | Sequence[int]) -> str | None:
+def find_state_block(model: nn.Module, tower: str, states: int | Sequence[int]) -> str | None:
     """Return the name of the tower's block that outputs the last of these hidden states, or None.
 
     Hidden state 0 is the input of the first block, so no block outputs hidden state 0.

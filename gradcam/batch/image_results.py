@@ -277,7 +277,7 @@ def explain_batch(
         pairs = zip(pictures, rows)
         return [explain_batch(classifier, request, [prepared], classes=row)[0] for prepared, row in pairs]
     if request.others:
-        pictures = [replace(prepared, others=list(request.others.values())) for prepared in pictures]
+        pictures = [replace(prepared, further_images=list(request.others.values())) for prepared in pictures]
     target = _to_target(request.target, classes, len(pictures))
     maps: dict[tuple[str, str], ImageExplanation] = {}
     if request.methods or not request.attributions:

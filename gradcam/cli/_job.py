@@ -401,7 +401,7 @@ def prepare_request(
     target = find_target(settings, classifier)
     print_notes(classifier.notes, output)
     further = settings.target_choice.with_images
-    if further and not hasattr(getattr(classifier, "family", None), "to_pieces"):
+    if further and not getattr(getattr(classifier, "family", None), "takes_pieces", False):
         raise click.UsageError(f"{classifier.name} takes one image at a time: remove --with.")
     if len(set(further)) < len(further):
         raise click.UsageError("--with has the same image twice: remove one.")

@@ -105,7 +105,7 @@ def _write_page(
     with attempt.catch_errors():
         if file.parent.is_symlink() or not file.parent.is_dir():
             make_folder(file.parent)
-        prepared = replace(classifier.prepare(image), others=list(request.others.values()))
+        prepared = replace(classifier.prepare(image), further_images=list(request.others.values()))
         with show_pass_progress(output_mode) as progress:
             page = replace(make_page(classifier, prepared, progress), name=image.name)
         page.save(file, url=url)

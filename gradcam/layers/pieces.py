@@ -122,11 +122,11 @@ class Pieces:
                 starts = [sum(counts[:number]) for number in range(len(counts))]
             else:
                 continue
-            ranks = [self.order(layer, grid, factor) for grid in grids]
+            ranks = [self.rank_cells(layer, grid, factor) for grid in grids]
             return [start + rank for start, rank in zip(starts, ranks)]
         raise self._make_error(layer, shape)
 
-    def order(self, layer: str, grid: Size, factor: int) -> Numbers:
+    def rank_cells(self, layer: str, grid: Size, factor: int) -> Numbers:
         """Return the positions of a piece's cells (h,w) in the sequence. A cell is `factor` x `factor` patches."""
         height, width = grid
         ranks = np.arange(height * width)
@@ -153,8 +153,8 @@ class Pieces:
         """Return the pieces, if each image covers only this part of its single piece, as shares of the piece's sides."""
         views, sizes = list(self.views), list(self.sizes)
         for image, window in enumerate(windows):
-            (view, *others), (height, width) = views[image], sizes[image]
-            if not others and view.window == WHOLE and len(_list_pieces(view)) == 1 and window != WHOLE:
+            (view, *more_views), (height, width) = views[image], sizes[image]
+            if not more_views and view.window == WHOLE and len(_list_pieces(view)) == 1 and window != WHOLE:
                 views[image] = (View(view.pieces, window),)
                 sizes[image] = max(1, round(height * window[2])), max(1, round(width * window[3]))
         return replace(self, views=views, sizes=sizes)

@@ -67,7 +67,7 @@ class ScoreModel(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class PictureScores(Classifier):
+class ImageScores(Classifier):
     """A classifier whose classes are the instances of one image, in the order of `instances`.
 
     A single instance becomes class 1 of two classes, as for a model with a single logit. If images reach the model in
@@ -81,12 +81,12 @@ class PictureScores(Classifier):
     def batch(self, images: Sequence[ImageInput]) -> Tensor:
         if self.pixel_size is None:
             return super().batch(images)
-        pictures = []
-        for picture in (self.prepare(image).reading.picture for image in images):
-            top, left, rows, columns = self.region(*picture.shape[:2])
-            visible = picture[top : top + rows, left : left + columns]
-            pictures.append(torch.from_numpy(visible.copy()).permute(2, 0, 1)[None])
-        pixels = [F.interpolate(item.float(), self.pixel_size, mode="bilinear", antialias=True) for item in pictures]
+        parts = []
+        for values in (self.prepare(image).reading.picture for image in images):
+            top, left, rows, columns = self.region(*values.shape[:2])
+            visible = values[top : top + rows, left : left + columns]
+            parts.append(torch.from_numpy(visible.copy()).permute(2, 0, 1)[None])
+        pixels = [F.interpolate(item.float(), self.pixel_size, mode="bilinear", antialias=True) for item in parts]
         return torch.cat(pixels).to(self.device)
 
     def find_instance(self, i: int) -> int:
@@ -98,7 +98,7 @@ class PictureScores(Classifier):
         return self.instances[0 if len(self.instances) == 1 else index]
 
 
-def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> tuple[PictureScores, int]:
+def find_instance_classifier(model: TaskModel, prepared: Prepared, target: Any = None) -> tuple[ImageScores, int]:
     """Return a classifier for one image, and the index of the class that the target selects.
 
     If the target is a detection of the model, all detections become classes. If the target is words, all words of the
@@ -107,11 +107,11 @@ def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = 
     """
     model, target = model.for_target(target)
     is_captioner = isinstance(model, Captioner)
-    target = model.resolve(target, [picture]) if is_captioner else target  # Generate the answer only once.
-    scores = to_instance_classifier(model, picture, target)
+    target = model.resolve(target, [prepared]) if is_captioner else target  # Generate the answer only once.
+    scores = to_instance_classifier(model, prepared, target)
     all_targets = _list_words(target, scores.model) if is_captioner else model.list_all()
     if all_targets is not None and target is not None and (is_captioner or len(scores.instances) == 1):
-        all_scores = to_instance_classifier(model, picture, all_targets)
+        all_scores = to_instance_classifier(model, prepared, all_targets)
         key, *keys = [(item.kind, item.number, item.edge) for item in (scores.instances[0], *all_scores.instances)]
         if key in keys:
             return all_scores, all_scores.find_instance(keys.index(key))
@@ -119,8 +119,8 @@ def find_instance_classifier(model: TaskModel, picture: Prepared, target: Any = 
 
 
 def to_instance_classifier(
-    model: TaskModel, picture: Prepared, target: Any = None, *, methods: Sequence[Method] = ()
-) -> PictureScores:
+    model: TaskModel, prepared: Prepared, target: Any = None, *, methods: Sequence[Method] = ()
+) -> ImageScores:
     """Return a classifier whose classes are the instances of `target` in an image. None stands for all detections.
 
     The classifier's layer is the model's layer. If the model has no layer, the default layer for `methods` is used. If
@@ -132,11 +132,11 @@ def to_instance_classifier(
         If the target is a function or a position, or if nothing is detected in the image.
     """
     model, target = model.for_target(model.list_all() if target is None else target)
-    batch, resolved = model.to_batch([picture]), model.resolve(target, [picture])
+    batch, resolved = model.to_batch([prepared]), model.resolve(target, [prepared])
     if (part := getattr(resolved, "edge", None) or getattr(resolved, "axis", None)) is not None:
         problem = f"The target is a position, {part}, which has no probability to evaluate."
         raise TargetError(f"{problem} Leave out the position, and evaluate the whole box or keypoint.")
-    if picture.others:
+    if prepared.further_images:
         raise TargetError("Only one image is evaluated at a time: leave the other images of the prompt out.")
     bound = bind_target(resolved, unwrap(model.model), batch)
     with preserve_state(bound.model), torch.no_grad():
@@ -159,7 +159,7 @@ def to_instance_classifier(
     activation = "applied" if kind in (*PROBABILITY_KINDS, *COSINE_KINDS) else "sigmoid"
     required = model.name, run, model.preprocess, len(labels), labels, layer, activation
     fields: Any = {"instances": instances, "method": defaults.method, "pixel_size": pieces and pieces.sizes[0]}
-    return PictureScores(*required, reader=model.reader, notes=model.notes, **fields)
+    return ImageScores(*required, reader=model.reader, notes=model.notes, **fields)
 
 
 def _list_words(target: Any, scores: Any) -> Token:

@@ -521,12 +521,13 @@ def _make_captioner(name: Any, options: _Options, parts: Parts, prompts: Sequenc
         raise ModelError(f"{kind} takes {number}, but {len(prompts)} were given.")
     prompt = next(iter([*prompts, *(family.usual_prompts or ())]), None)
     with contextlib.nullcontext() if prompt or processor else contextlib.suppress(ModelError):
-        processor = family.processor = huggingface.load_processor(folder, processor)
-    if hasattr(family, "to_pieces"):
+        processor = huggingface.load_processor(folder, processor)
+    if family.takes_pieces:
         if options.edits:
             raise ModelError(f"{kind}'s own processor prepares the images: leave out size, crop, mean and std.")
         parts = replace(parts, preprocess=huggingface.make_prompt_preprocess(processor), is_assumed=False)
     model: Any = _make_task_model(name, options, parts, "captioning", None)
+    model.family.processor = processor
     return cast("TaskModel", replace(model, prompt=prompt))
 
 

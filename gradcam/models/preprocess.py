@@ -249,12 +249,12 @@ class Reading:
 class Prepared:
     """A preprocessed image: its `reading`, and the tensor `image` (C,H,W) that the model takes.
 
-    `others` are further images in the same prompt of a vision-language model.
+    `further_images` are the other images in the same prompt of a vision-language model.
     """
 
     reading: Reading
     image: Tensor
-    others: Sequence[Prepared] = ()
+    further_images: Sequence[Prepared] = ()
 
     __repr__ = format_fields
 

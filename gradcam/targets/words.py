@@ -67,6 +67,9 @@ class Token(Target):
     context : str, default "keep"
         "subtract" subtracts from each map what the maps of the earlier words explain. This needs a target that selects
         all words or all tokens.
+    processor : Any, default None
+        The model's processor, whose tokenizer reads and writes the words. If None, the tokenizer in the model's folder
+        is used. Models that `gradcam.load_model` returns set it.
 
     Raises
     ------
@@ -83,7 +86,7 @@ class Token(Target):
     method "lens" needs no backward pass.
 
     For all other models, the default is "hirescam" (gradient times activation, element-wise) at the layer of the image
-    encoder that passes its patches to the text model. Attention gives each patch a different weight, and Grad-CAM would
+    encoder that passes its patches to the text model; for GIT, at its projection of the patches. Attention gives each patch a different weight, and Grad-CAM would
     average these weights by pooling the gradient.
 
     Earlier words are part of a word's context, so objects named by earlier words also appear in the word's map (TAM).
@@ -126,6 +129,7 @@ class Token(Target):
     max_tokens: int = field(default=40, kw_only=True)
     control: str | None = field(default=None, kw_only=True)
     context: str = field(default="keep", kw_only=True)
+    processor: Any = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.phrases or not all(map(_is_phrase, self.phrases)):
@@ -196,6 +200,7 @@ class Token(Target):
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:
         family = require_family(model, CaptionerAdapter, "captioning model")
+        family.processor = self.processor
         if self.prompt is not None:
             advice = "or load the model with gradcam.load_model(model, processor=processor), and call its explain."
             advice = f"pass the processor's output for the prompt and the image, {advice}"

@@ -149,8 +149,8 @@ KINDS: dict[str, Kind] = {
         make_blip, f"vision_model:{LAST_HIDDEN}", [START, 7, 8],
         extra_inputs={"input_ids": [3, 7, 8, END], "attention_mask": [1] * 4},
     ),
-    "git": Kind(make_git, f"git.image_encoder:{LAST_HIDDEN}", [START]),
-    "git-prompt": Kind(make_git, f"git.image_encoder:{LAST_HIDDEN}", [START, 7], extra_inputs={"input_ids": [START, 7]}),
+    "git": Kind(make_git, "git.visual_projection", [START]),
+    "git-prompt": Kind(make_git, "git.visual_projection", [START, 7], extra_inputs={"input_ids": [START, 7]}),
     "blip2": Kind(make_blip2, f"vision_model:{LAST_HIDDEN}", [PICTURE] * 4 + [START]),
     "blip2-prompt": Kind(
         make_blip2, f"vision_model:{LAST_HIDDEN}", [PICTURE] * 4 + [START, 6],
@@ -263,6 +263,22 @@ def test_all_words_of_a_caption(kind: str) -> None:
 
 
 @EVERY
+def test_the_default_layer_does_not_cancel_its_maps(kind: str) -> None:
+    """Without biases, gradient times activation would be rounding noise before a norm, because a norm has no scale."""
+    model, pictures = make(kind), make_pictures(kind, 1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.zero_()
+    logits, tokens = run_by_hand(kind, model, pictures, CAPTION[:-1])
+    for place, word in enumerate(CAPTION):
+        (gradient,) = torch.autograd.grad(logits[0, place, word], tokens, retain_graph=True)
+        products = (gradient * tokens).detach()[0].flatten(0, -2)[KINDS[kind].prefix :]
+        assert (products.sum(1).abs() > 1e-3 * products.abs().sum(1)).float().mean() > 0.9
+    explanation = gradcam.explain(model, make_inputs(kind, pictures), target=Token(CAPTION), evidence="signed")
+    assert explanation.layer == KINDS[kind].layer
+
+
+@EVERY
 def test_some_words_alone(kind: str) -> None:
     """Check that later words do not affect the explanation of a word."""
     model, pictures = make(kind), make_pictures(kind, 1)
@@ -307,6 +323,8 @@ def test_a_painted_square(kind: str) -> None:
     modules = [KINDS[kind].module.partition(".encoder.layers")[0]]
     if modules[0].startswith(PROJECTOR):
         modules += [TOWER]
+    if modules == ["git.visual_projection"]:
+        modules += ["git.image_encoder"]
     for name, parameter in (pair for module in modules for pair in model.get_submodule(module).named_parameters()):
         if any(item in name.lower() for item in ("bias", "position", "class", "cls", "attn", "attention")):
             parameter.data.zero_()

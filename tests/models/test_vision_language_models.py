@@ -185,3 +185,19 @@ class TestWrongInput:
         blip = gradcam.load_model(FAMILIES["blip"].make_model(), size=56, mean=[0] * 3, std=[1] * 3)
         with pytest.raises(TargetError, match="has no processor that writes a prompt"):
             blip.explain(WIDE, target=Token([5], prompt="what"))
+
+
+def test_two_captioners_of_one_module_use_different_processors() -> None:
+    model, processor = make_parts("qwen2_vl")
+    first = gradcam.load_model(model, processor=processor)
+    target = Token([5, 6], word=0, prompt="what is on the table")
+    before = first.explain(WIDE, target=target)
+    _, second_processor = make_parts("qwen2_vl")
+    second_processor.tokenizer.decode = lambda ids, **options: "".join(f" x{token}" for token in ids)
+    second_processor.image_processor.size = {"shortest_edge": 30000, "longest_edge": 40000}
+    second = gradcam.load_model(model, processor=second_processor)
+    after, changed = first.explain(WIDE, target=target), second.explain(WIDE, target=target)
+    assert (before.answer, after.answer, changed.answer) == ("is on", "is on", "x5 x6")
+    assert [item.instances[0][0].name for item in (before, after, changed)] == ["is", "is", "x5"]  # type: ignore[index]
+    torch.testing.assert_close(after.maps, before.maps)
+    assert changed.maps.shape != before.maps.shape

@@ -71,7 +71,7 @@ def explain_by_hand(model: nn.Module, picture: Tensor, caption: list[int], posit
     total, cells = 0.0, torch.zeros(16, dtype=torch.float64)
     for position in positions:
         activations = []
-        handle = model.git.image_encoder.register_forward_hook(lambda *call, kept=activations: kept.append(call[2][0]))
+        handle = model.git.visual_projection.register_forward_hook(lambda *call, kept=activations: kept.append(call[2]))
         row = torch.tensor([[1, *caption[:position]]])
         score = form(model(pixel_values=picture[None], input_ids=row).logits[0, -1], position)
         handle.remove()
@@ -294,7 +294,9 @@ def test_forms_of_a_caption(model: nn.Module, pictures: Tensor) -> None:
     expected = gradcam.explain(model, pictures, target=Token(CAPTION, 1))
     for caption in (torch.tensor(CAPTION), np.array(CAPTION), tuple(CAPTION), torch.tensor(CAPTION, dtype=torch.int32)):
         for position in (1, [1], range(1, 2), np.int64(1)):
-            torch.testing.assert_close(gradcam.explain(model, pictures, target=Token(caption, position)).maps, expected.maps)
+            torch.testing.assert_close(
+                gradcam.explain(model, pictures, target=Token(caption, position)).maps, expected.maps
+            )
 
 
 def test_the_caption_that_the_model_writes(model: nn.Module, pictures: Tensor) -> None:
@@ -364,7 +366,7 @@ def test_a_model_inside_another(model: nn.Module, pictures: Tensor) -> None:
             return self.model(**inputs).logits.argmax(-1)
 
     explanation = gradcam.explain(Wrapper(), pictures, target=Token(CAPTION))
-    assert explanation.layer == "model.git.image_encoder:last_hidden_state"
+    assert explanation.layer == "model.git.visual_projection"
     torch.testing.assert_close(explanation.maps, gradcam.explain(model, pictures, target=Token(CAPTION)).maps)
 
 

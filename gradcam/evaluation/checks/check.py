@@ -53,7 +53,7 @@ from gradcam.images.read import crop
 from gradcam.layers.find import find_layer, unwrap, without_wrappers
 from gradcam.layers.layout import to_reshape
 from gradcam.models.classifier import Classifier, ImageInput
-from gradcam.models.instance_scores import COSINE_KINDS, PROBABILITY_KINDS, PictureScores, find_instance_classifier
+from gradcam.models.instance_scores import COSINE_KINDS, PROBABILITY_KINDS, ImageScores, find_instance_classifier
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import find_canvas
 from gradcam.models.task_models import TaskModel
@@ -199,8 +199,8 @@ def check(
         layer_name = classifier.layer_for(source) if isinstance(source, Method) else classifier.layer
     explain = Explainer((source,), layer_name, score, classifier.activation, reshape, seed).only(source.name)
     class_index = int(subject.classes)
-    kind = classifier.instance(class_index).kind if isinstance(classifier, PictureScores) else "class"
-    words = classifier.instances if isinstance(classifier, PictureScores) and kind == "word" else ()
+    kind = classifier.instance(class_index).kind if isinstance(classifier, ImageScores) else "class"
+    words = classifier.instances if isinstance(classifier, ImageScores) and kind == "word" else ()
     others = torch.cat([resize(classifier.batch([other]), images.shape[2:]) for other in comparison_images])
     counter = StepCounter(progress, MAX_HEATMAPS)
     flags = kind not in ("class", *COSINE_KINDS), kind in ("class", *PROBABILITY_KINDS)
@@ -244,7 +244,7 @@ def _measure_preference(model: nn.Module, images: Tensor, activation: Any, index
 def _describe_target(classifier: Classifier, index: int, target: Any) -> dict[str, Any]:
     """Return the fields of `Verdict` that describe the explained target."""
     label = classifier.label(index)
-    if not isinstance(classifier, PictureScores):
+    if not isinstance(classifier, ImageScores):
         return {"index": index, "label": label}
     instance = classifier.instance(index)
     fields = {name: value for name, value in describe_instance(instance, target).items() if value is not None}

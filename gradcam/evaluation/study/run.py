@@ -28,7 +28,7 @@ from gradcam.evaluation.study.results import NAME_SEPARATOR, Conditions, Kind, R
 from gradcam.evaluation.subject import Subject, derive_seed, describe_tensor, to_tensor
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.models.instance_scores import PictureScores, to_instance_classifier
+from gradcam.models.instance_scores import ImageScores, to_instance_classifier
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import Prepared, find_canvas
 from gradcam.models.task_models import TaskModel
@@ -123,7 +123,7 @@ class Study:
         annotated = [] if self.annotations is None or index is not None else self.annotations.classes(item.name)
         evaluator = self.evaluator.adapt(prepared, index, annotated)
         classifier = evaluator.classifier
-        if isinstance(classifier, PictureScores):
+        if isinstance(classifier, ImageScores):
             i = next((k for k, instance in enumerate(classifier.instances) if instance.index in annotated), 0)
             subject = evaluator.make_subject(prepared, classifier.find_instance(i))
             return evaluator, subject, classifier.instances[i].index
@@ -224,7 +224,7 @@ class Evaluator:
             counter.step()
         k = int(subject.classes)
         label, probability = self.classifier.label(k), float(subject.probabilities)
-        index = self.classifier.instance(k).index if isinstance(self.classifier, PictureScores) else k
+        index = self.classifier.instance(k).index if isinstance(self.classifier, ImageScores) else k
         return StudyEntry(name, "image", sha256, None, index, label, probability, values, curves), heatmaps
 
     def evaluate_mosaic(self, name: str, mosaic: Mosaic, sha256: str, counter: StepCounter) -> StudyEntry:

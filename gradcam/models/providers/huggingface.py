@@ -91,7 +91,7 @@ def _find_task_class(transformers: Any, config: Any) -> Any:
 
 def _takes_prompt(kind: Any) -> bool:
     """Return whether this is the class of a vision-language model."""
-    return kind is not None and hasattr(next(find_family_classes(kind)), "to_pieces")
+    return kind is not None and next(find_family_classes(kind)).takes_pieces
 
 
 def _load_weights(kind: Any, source: str, is_local: bool) -> tuple[Any, list[str]]:
