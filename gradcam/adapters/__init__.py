@@ -45,6 +45,7 @@ FAMILIES = {
     rf"{MODELING}(Llava|VipLlava|Gemma3|Mistral3)ForConditionalGeneration": "vision_language:VisionLanguageModel",
     rf"{MODELING}PaliGemmaForConditionalGeneration": "vision_language:PaliGemma",
     rf"{MODELING}(InternVL|AyaVision)ForConditionalGeneration": "vision_language:TiledModel",
+    rf"{MODELING}Llama4ForConditionalGeneration": "vision_language:Llama4",
     rf"{MODELING}(Idefics3|SmolVLM)ForConditionalGeneration": "vision_language:Idefics",
     rf"{MODELING}Llava(Next|Onevision)ForConditionalGeneration": "vision_language:LlavaNext",
     rf"{MODELING}Qwen(2|2_5_|3)VLForConditionalGeneration": "vision_language:QwenVl",

@@ -182,12 +182,17 @@ class PaliGemma(VisionLanguageModel):
 class TiledModel(VisionLanguageModel):
     """InternVL and Aya Vision: tiles of one size (P,C,H,W), and a thumbnail after the tiles if there are several.
 
-    The processor does not pass the numbers of rows and columns. The thumbnail shows which arrangement is right.
+    The processor does not pass the numbers of rows and columns. The thumbnail shows which arrangement is right. Pixels of
+    the value `padding` fill the tiles if the image is smaller.
     """
+
+    padding: ClassVar[float] = math.inf
+    is_class_last: ClassVar[bool] = False
 
     @property
     def merge(self) -> int:
-        ratio = getattr(self.model.config, "downsample_ratio", None)
+        config = self.model.config
+        ratio = getattr(config, "downsample_ratio", getattr(config.vision_config, "pixel_shuffle_ratio", None))
         return super().merge if ratio is None else round(1 / ratio)
 
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
@@ -200,16 +205,29 @@ class TiledModel(VisionLanguageModel):
         start = 0
         for count in [1] * len(pixels) if mask is None else _count_tiles(inputs["input_ids"], mask, tokens):
             thumbnail = start + count - 1
-            rows, columns = (1, 1) if count == 1 else arrange_tiles(pixels[start:thumbnail], pixels[thumbnail])
-            image_views = [View(((thumbnail,),))]
+            image_views, size = [View(((thumbnail,),))], (side_y, side_x)
             if count > 1:
-                image_views.append(_view_of_tiles(start, rows, columns))
+                tiles, whole_image = pixels[start:thumbnail], pixels[thumbnail]
+                (rows, columns), window = match_thumbnail(tiles, whole_image, self.padding)
+                image_views.append(replace(_view_of_tiles(start, rows, columns), window=window))
+                size = round(rows * side_y * window[2]), round(columns * side_x * window[3])
             views.append(tuple(image_views))
-            sizes.append((rows * side_y, columns * side_x))
+            sizes.append(size)
             start += count
         if start != len(pixels):
             raise ValueError(f"the text has tokens for {start} tile(s)")
-        return self._make_pieces([(side_y, side_x)] * len(pixels), views, sizes, mask)
+        fields: dict[str, Any] = {"is_class_last": self.is_class_last}
+        return self._make_pieces([(side_y, side_x)] * len(pixels), views, sizes, mask, **fields)
+
+
+class Llama4(TiledModel):
+    """Llama 4: the tiles are padded with black at the bottom and on the right. The class token follows the patches."""
+
+    tower = "vision_model"
+    projector = "multi_modal_projector"
+    text_modules = ("language_model.model", "language_model.lm_head")
+    padding = -1.0  # black, as the model's processor normalises it
+    is_class_last = True
 
 
 class Idefics(VisionLanguageModel):
@@ -423,14 +441,22 @@ class Kosmos(VisionLanguageModel):
         return super().read_pieces(inputs, mask)
 
 
-def arrange_tiles(tiles: Tensor, thumbnail: Tensor) -> Size:
-    """Return the rows and columns in which tiles (P,C,H,W) look most like the thumbnail (C,H,W) of the whole image."""
+def match_thumbnail(tiles: Tensor, thumbnail: Tensor, padding: float = math.inf) -> tuple[Size, Window]:
+    """Return the rows and columns in which tiles (P,C,H,W) look most like the thumbnail (C,H,W) of the whole image.
+
+    Also return the part of the tiles that the image covers. Pixels of the value `padding` lie around the image.
+    """
     count, goal = len(tiles), F.adaptive_avg_pool2d(thumbnail.detach().float(), COMPARED_SIDE)
     errors = {}
     for rows in (rows for rows in range(1, count + 1) if count % rows == 0):
         grid = tiles.detach().float().unflatten(0, (rows, count // rows))
         canvas = grid.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
-        errors[rows, count // rows] = float((F.adaptive_avg_pool2d(canvas, COMPARED_SIDE) - goal).square().mean())
+        # Black margins of the image itself are in the thumbnail too.
+        (_, _, *shares), (_, _, *margins) = (_find_window((item != padding).any(0)) for item in (canvas, thumbnail))
+        height, width = (min(1.0, share / margin) if share and margin else 1.0 for share, margin in zip(shares, margins))
+        image = canvas[:, : round(height * canvas.shape[1]), : round(width * canvas.shape[2])]
+        error = float((F.adaptive_avg_pool2d(image, COMPARED_SIDE) - goal).square().mean())
+        errors[(rows, count // rows), (0, 0, height, width)] = error
     return min(errors, key=errors.__getitem__)
 
 

@@ -79,6 +79,7 @@ class Pieces:
     `grids` are the pieces' patch grids. `views` are the views of each image, and `samples` is the number of the sample
     (the prompt) to which each image belongs. `sizes` are the sizes of the images' heatmaps. In the text model, `merge` x
     `merge` patches form one token. If `has_blocks` is True, patches of one token are neighbours in the order of patches.
+    If `is_class_last` is True, the class token follows the patches, instead of preceding them.
     `text_modules` are names of modules that process text tokens, and `placeholders` (S,L) marks the image's tokens
     among them.
     """
@@ -89,6 +90,7 @@ class Pieces:
     sizes: Sequence[Size]
     merge: int = 1
     has_blocks: bool = False
+    is_class_last: bool = False
     text_modules: Sequence[str] = ()
     placeholders: Tensor | None = None
 
@@ -117,7 +119,8 @@ class Pieces:
             grids = [(height // factor, width // factor) for height, width in self.grids]
             counts = [height * width for height, width in grids]
             if len(shape) == 3 and shape[0] == len(grids) and 0 <= tokens - max(counts) <= MAX_PREFIX_TOKENS:
-                starts = [number * tokens + tokens - max(counts) for number in range(len(grids))]
+                prefix = 0 if self.is_class_last else tokens - max(counts)
+                starts = [number * tokens + prefix for number in range(len(grids))]
             elif math.prod(shape[:-1]) == sum(counts):
                 starts = [sum(counts[:number]) for number in range(len(counts))]
             else:

@@ -86,8 +86,8 @@ class Token(Target):
     method "lens" needs no backward pass.
 
     For all other models, the default is "hirescam" (gradient times activation, element-wise) at the layer of the image
-    encoder that passes its patches to the text model; for GIT, at its projection of the patches. Attention gives each patch a different weight, and Grad-CAM would
-    average these weights by pooling the gradient.
+    encoder that passes its patches to the text model; for GIT, at the projection of the patches. Attention gives each
+    patch a different weight, and Grad-CAM would average these weights by pooling the gradient.
 
     Earlier words are part of a word's context, so objects named by earlier words also appear in the word's map (TAM).
     By default, this contribution is not removed: compare the map with the maps of the earlier words.

@@ -140,6 +140,13 @@ def describe_pixtral(sizes: list[Size], inputs: dict[str, Any], merge: int = 1) 
 
 
 TILES = {SQUARE: (2, 2), WIDE: (1, 3), TALL: (3, 1), STRIP: (1, 6)}
+LLAMA4_TILES = {SQUARE: (2, 2), WIDE: (2, 3), TALL: (3, 2), STRIP: (1, 4)}
+LLAMA4_WINDOWS = {  # The image is resized, at most to the tiles and not beyond its own size, and lies at the top left.
+    SQUARE: (0, 0, 1, 1),
+    WIDE: (0, 0, 30 / 56, 1),
+    TALL: (0, 0, 1, 30 / 56),
+    STRIP: (0, 0, 20 / 28, 1),
+}
 IDEFICS_TILES = {SQUARE: (3, 3), WIDE: (2, 3), TALL: (3, 2), STRIP: (1, 3)}
 ANYRES_TILES = TILES | {STRIP: (1, 3)}
 ANYRES_WINDOWS = {
@@ -154,7 +161,7 @@ ONEVISION_TOKENS = {SQUARE: (5, 5), WIDE: (3, 9), TALL: (9, 3), STRIP: (2, 12)}
 
 
 def describe_tiles(
-    tiles: dict[Size, Size], side: int, text_side: int
+    tiles: dict[Size, Size], side: int, text_side: int, windows: dict[Size, Window] | None = None
 ) -> Callable[[list[Size], dict[str, Any]], list[list[View]]]:
     """Describe tiles of `side` x `side` cells, which are `text_side` x `text_side` tokens, and the thumbnail after them."""
 
@@ -166,7 +173,8 @@ def describe_tiles(
             cells = [grid(number * side**2, side, side) for number in numbers]
             tokens = [grid(number * text_side**2, text_side, text_side) for number in numbers]
             thumbnail = (cells[-1], tokens[-1], WHOLE)
-            views.append([thumbnail, (tile(cells, rows, columns), tile(tokens, rows, columns), WHOLE)])
+            window = WHOLE if windows is None else windows[size]
+            views.append([thumbnail, (tile(cells, rows, columns), tile(tokens, rows, columns), window)])
             piece += rows * columns + 1
         return views
 
@@ -227,6 +235,7 @@ DESCRIPTIONS: dict[str, Callable[[list[Size], dict[str, Any]], list[list[View]]]
     "qwen3_vl": describe_qwen,
     "internvl": describe_tiles(TILES, 2, 2),
     "aya": describe_tiles(TILES, 2, 2),
+    "llama4": describe_tiles(LLAMA4_TILES, 2, 2, LLAMA4_WINDOWS),
     "smolvlm": describe_tiles(IDEFICS_TILES, 4, 2),
     "idefics3": describe_tiles(IDEFICS_TILES, 4, 2),
     "paligemma": describe_fixed(4, 0, 4),
@@ -238,6 +247,7 @@ DESCRIPTIONS: dict[str, Callable[[list[Size], dict[str, Any]], list[list[View]]]
 IMAGE_TOKENS = {
     "pixtral": "[IMG]", "mistral3": "[IMG]", "qwen2_vl": "<|image_pad|>", "qwen2_5_vl": "<|image_pad|>",
     "qwen3_vl": "<|image_pad|>", "internvl": "<context>", "aya": "<|IMG_PATCH|>", "gemma3": "<soft>",
+    "llama4": "<|patch|>",
 }  # fmt: skip
 DEFAULT_LAYERS = {
     "llava": "model.vision_tower.encoder.layers.1",
@@ -249,6 +259,7 @@ DEFAULT_LAYERS = {
     "qwen3_vl": "model.visual.merger.norm",
     "internvl": "model.multi_modal_projector.layer_norm",
     "aya": "model.multi_modal_projector.layernorm",
+    "llama4": "vision_model",
     "smolvlm": "model.vision_model",
     "idefics3": "model.vision_model",
     "paligemma": "model.vision_tower",
@@ -423,9 +434,13 @@ def lay_out(tokens: NDArray[np.float64], rows: list[list[tuple[Numbers, Window]]
 def list_text_views(
     inputs: dict[str, Any], image_token: int, views: list[list[View]]
 ) -> list[list[tuple[Numbers, Window]]]:
-    """Return the views with the numbers of the cells among all tokens of the text."""
+    """Return the views with the numbers of the cells among all tokens of the text.
+
+    The text of LLaVA-NeXT and OneVision has no tokens for the padding of tiles, and all tokens of a single piece.
+    """
     places = np.flatnonzero(inputs["input_ids"].flatten() == image_token)
-    return [[(places[tokens], WHOLE if len(row) > 1 else window) for _, tokens, window in row] for row in views]
+    is_cut = "image_sizes" in inputs
+    return [[(places[tokens], WHOLE if is_cut and len(row) > 1 else w) for _, tokens, w in row] for row in views]
 
 
 @pytest.fixture

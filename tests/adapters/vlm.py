@@ -19,14 +19,15 @@ SPECIAL_TOKENS = [
     IMAGE, "<video>", "<fake_token_around_image>", "<global-img>", *ROWS, "\n", "<img>", "</img>", "<context>",
     "<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
     "<boi>", "<soft>", "<eoi>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE_GLOBAL",
-    "TILE", "<end_of_utterance>", "<grounding>",
+    "TILE", "<end_of_utterance>", "<grounding>", "<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>",
+    "<|tile_x_separator|>", "<|tile_y_separator|>",
 ]  # fmt: skip
 NAMES = {
     "image_token": IMAGE, "video_token": "<video>", "start_image_token": "<img>", "end_image_token": "</img>",
     "context_image_token": "<context>", "boi_token": "<boi>", "eoi_token": "<eoi>",
 }  # fmt: skip
 VOCABULARY = ["<pad>", "<s>", "</s>", "<unk>", *"what is on the table _ 1 2 3 4 5 6 7 8 9 yes no cup".split()]  # noqa: SIM905
-WORDS = len(VOCABULARY) + len(SPECIAL_TOKENS) + 1200  # PaliGemma's processor adds 1,152 tokens.
+WORDS = len(VOCABULARY) + len(SPECIAL_TOKENS) + 1194  # PaliGemma's processor adds 1,152 tokens.
 
 TINY: dict[str, Any] = {
     "hidden_size": 32,
@@ -60,7 +61,8 @@ def make_image_processor(name: str, backend: str, **options: Any) -> Any:
     """Return an image processor: of Transformers 5 (X and XPil) or 4 (XFast and X), for torchvision and PIL."""
     is_new = int(T.__version__.partition(".")[0]) >= 5
     suffix = {"pil": "Pil" if is_new else "", "torchvision": "" if is_new else "Fast"}[backend]
-    kind = getattr(T, f"{name}ImageProcessor{suffix}", None) or getattr(T, f"{name}ImageProcessor")
+    only = f"{name}ImageProcessor" + ("" if is_new else "Fast")  # Some families have no processor for PIL.
+    kind = getattr(T, f"{name}ImageProcessor{suffix}", None) or getattr(T, only)
     return kind(**options)
 
 
@@ -95,6 +97,18 @@ def make_qwen(name: str, patch: int = 14, **vision: Any) -> nn.Module:
     ids = {f"{key}_token_id": find_token(token) for key, token in tokens.items()}
     vision_settings = {"depth": 3, "num_heads": 4} | sides | vision
     return make(name, "<|image_pad|>", "image_token_id", text_config=text, vision_config=vision_settings, **ids)
+
+
+def make_llama4() -> nn.Module:
+    # The model of Transformers 5.24 reads an attribute that its text model's output does not have.
+    outputs: Any = T.modeling_outputs.MoeCausalLMOutputWithPast
+    outputs.image_outputs = getattr(outputs, "image_outputs", None)
+    sides = {"pixel_shuffle_ratio": 0.5, "intermediate_size": 128}
+    sides |= {f"{name}_dim": 32 for name in ("vision_output", "projector_input", "projector_output")}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 48}
+    text = text_config("llama4_text", head_dim=8, attention_chunk_size=2048, **experts)
+    vision = TINY | {"image_size": 28, "patch_size": 7} | sides
+    return make("Llama4", "<|patch|>", "image_token_id", vision_config=vision, text_config=text)
 
 
 def make_florence() -> nn.Module:
@@ -354,6 +368,12 @@ FAMILIES: dict[str, Family] = {
         lambda backend: make_idefics_processor("Idefics3", backend),
         ("model.vision_model.embeddings.patch_embedding", "model.vision_model.encoder.layers.0", "model.connector"),
         ("model.text_model.layers.0", "model.text_model.layers.1"), is_nested=True,
+    ),
+    "llama4": Family(
+        make_llama4,
+        lambda backend: make_processor("Llama4", square_processor("Llama4", backend, 28, max_patches=6), patch_size=7),
+        ("vision_model.patch_embedding", "vision_model.model.layers.0", "multi_modal_projector"),
+        ("language_model.model.layers.0", "language_model.model.layers.1"), image="<|image|>",
     ),
     "paligemma": Family(
         lambda: make(
