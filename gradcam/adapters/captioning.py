@@ -37,7 +37,7 @@ class GenerativeCaptioner(CaptionerAdapter):
 
     plain_prompt: ClassVar[str | None] = None
     tower: ClassVar[str] = "vision_model"
-    starts: ClassVar[tuple[str, ...]] = ("bos_token_id",)
+    starts: ClassVar[tuple[str, ...]] = ("decoder_start_token_id", "bos_token_id")
     ends: ClassVar[tuple[str, ...]] = ("eos_token_id",)
 
     @property
@@ -205,7 +205,6 @@ class EncoderDecoder(GenerativeCaptioner):
     """VisionEncoderDecoderModel: an image encoder, such as ViT or Swin, and a decoder, such as GPT-2 or BERT."""
 
     tower = "encoder"
-    starts = ("decoder_start_token_id", "bos_token_id")
     ids_name = "decoder_input_ids"
 
 
@@ -213,7 +212,6 @@ class Blip(GenerativeCaptioner):
     """BLIP. Its processor appends an end token to the prompt; as in BLIP's `generate`, this end token is removed."""
 
     plain_prompt = "{prompt}"
-    starts = ("bos_token_id",)
     ends = ("sep_token_id",)
 
     def begin_text(self, batch: Batch) -> dict[str, Any]:
@@ -243,7 +241,6 @@ class Blip2(GenerativeCaptioner):
     """
 
     plain_prompt = "{prompt}"
-    starts = ("decoder_start_token_id", "bos_token_id")
 
     @property
     def usual_prompts(self) -> Sequence[str] | None:

@@ -21,6 +21,8 @@ from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch, Window
 from gradcam.layers.pieces import WHOLE, NumberedView, Numbers, Pieces, Size, View
 
+# The side of the square of patches that form one token of the text, or its reciprocal.
+MERGE_SETTINGS = ("spatial_merge_size", "downsample_factor", "downsample_ratio", "pixel_shuffle_ratio", "scale_factor")
 COMPARED_SIDE = 32  # Tiles are compared with the thumbnail at this size.
 
 
@@ -65,10 +67,8 @@ class VisionLanguageModel(GenerativeCaptioner):
         """
         names = [f"{self.prefix}.{self.text_modules[0]}.{name}".lstrip(".") for name in (*self._list_blocks(), "norm")]
         if len(names) == 1:
-            problem = (
-                f"{type(self.model).__name__} has no decoder-only language model, in which lens reads image tokens"
-            )
-            raise ModelError(f"{problem}: choose another method, such as hirescam.")
+            problem = f"{type(self.model).__name__} has no decoder-only language model"
+            raise ModelError(f"{problem}, in which lens reads image tokens: choose another method, such as hirescam.")
         return names
 
     def _list_blocks(self) -> list[str]:
@@ -133,7 +133,7 @@ class VisionLanguageModel(GenerativeCaptioner):
         if self.model.config.vision_config.model_type == "pixtral" and "image_sizes" in inputs:
             sizes = [(int(height), int(width)) for height, width in inputs["image_sizes"]]
         views = [(View(((number,),)),) for number in range(len(pixels))]
-        return self._make_pieces(sizes, views, sizes, mask)
+        return self._make_pieces(sizes, views, mask)
 
     @property
     def merge(self) -> int:
@@ -141,7 +141,9 @@ class VisionLanguageModel(GenerativeCaptioner):
         config = self.model.config
         if (count := getattr(config, "mm_tokens_per_image", None)) is not None:
             return int(config.vision_config.image_size // self._patch / math.sqrt(count))
-        return int(getattr(config, "spatial_merge_size", None) or getattr(config, "downsample_factor", None) or 1)
+        settings = [getattr(part, name, None) for name in MERGE_SETTINGS for part in (config, config.vision_config)]
+        side = next((setting for setting in settings if setting), 1)
+        return round(1 / side if side < 1 else side)
 
     @property
     def _patch(self) -> int:
@@ -157,13 +159,13 @@ class VisionLanguageModel(GenerativeCaptioner):
         self,
         piece_sizes: Sequence[Size],
         views: Sequence[Sequence[View]],
-        sizes: Sequence[Size],
         mask: Tensor | None,
         **fields: Any,
     ) -> Pieces:
-        """Return the pieces, with the sizes in pixels of each piece and of each image's heatmap."""
+        """Return the pieces, with the sizes in pixels of each piece. By default, heatmaps have the size of the last view."""
         grids = [(height // self._patch, width // self._patch) for height, width in piece_sizes]
-        fields |= {"sizes": sizes, "merge": self.merge, "placeholders": mask}
+        fields.setdefault("sizes", [_measure(row[-1], piece_sizes) for row in views])
+        fields |= {"merge": self.merge, "placeholders": mask}
         pieces = self.pieces_type(grids, views, samples := list(range(len(views))), **fields)
         if mask is not None:  # An image belongs to the sample that contains the image's first token.
             starts = np.cumsum([0, *map(pieces.count_image_tokens, samples)])[:-1]
@@ -187,13 +189,6 @@ class TiledModel(VisionLanguageModel):
     """
 
     padding: ClassVar[float] = math.inf
-    is_class_last: ClassVar[bool] = False
-
-    @property
-    def merge(self) -> int:
-        config = self.model.config
-        ratio = getattr(config, "downsample_ratio", getattr(config.vision_config, "pixel_shuffle_ratio", None))
-        return super().merge if ratio is None else round(1 / ratio)
 
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
         pixels = inputs[PIXELS]
@@ -201,33 +196,35 @@ class TiledModel(VisionLanguageModel):
             raise ValueError("expected tiles (P,C,H,W)")
         side_y, side_x = map(int, pixels.shape[2:])
         tokens = (side_y // self._patch // self.merge) * (side_x // self._patch // self.merge)
-        views, sizes = [], []
-        start = 0
+        views, start = [], 0
         for count in [1] * len(pixels) if mask is None else _count_tiles(inputs["input_ids"], mask, tokens):
             thumbnail = start + count - 1
-            image_views, size = [View(((thumbnail,),))], (side_y, side_x)
+            image_views = [View(((thumbnail,),))]
             if count > 1:
                 tiles, whole_image = pixels[start:thumbnail], pixels[thumbnail]
                 (rows, columns), window = match_thumbnail(tiles, whole_image, self.padding)
                 image_views.append(replace(_view_of_tiles(start, rows, columns), window=window))
-                size = round(rows * side_y * window[2]), round(columns * side_x * window[3])
             views.append(tuple(image_views))
-            sizes.append(size)
             start += count
         if start != len(pixels):
             raise ValueError(f"the text has tokens for {start} tile(s)")
-        fields: dict[str, Any] = {"is_class_last": self.is_class_last}
-        return self._make_pieces([(side_y, side_x)] * len(pixels), views, sizes, mask, **fields)
+        return self._make_pieces([(side_y, side_x)] * len(pixels), views, mask)
+
+
+class ClassLastPieces(Pieces):
+    """The pieces of Llama 4, whose class token follows the patches."""
+
+    is_class_last = True
 
 
 class Llama4(TiledModel):
-    """Llama 4: the tiles are padded with black at the bottom and on the right. The class token follows the patches."""
+    """Llama 4: the processor pads the tiles with black, at the bottom and on the right."""
 
     tower = "vision_model"
     projector = "multi_modal_projector"
     text_modules = ("language_model.model", "language_model.lm_head")
+    pieces_type = ClassLastPieces
     padding = -1.0  # black, as the model's processor normalises it
-    is_class_last = True
 
 
 class Idefics(VisionLanguageModel):
@@ -236,10 +233,6 @@ class Idefics(VisionLanguageModel):
     tower = "model.vision_model"
     projector = "model.connector"
     text_modules = ("model.text_model", "lm_head")
-
-    @property
-    def merge(self) -> int:
-        return int(self.model.config.scale_factor)
 
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
         pixels, ids = inputs[PIXELS], inputs["input_ids"]
@@ -251,7 +244,7 @@ class Idefics(VisionLanguageModel):
         areas = torch.ones_like(pixels[:, :, 0], dtype=torch.bool) if areas is None else areas.bool()
         windows = [_find_window(area) for area in areas[is_real]]
         tokens = (side_y // self._patch // self.merge) * (side_x // self._patch // self.merge)
-        views, sizes, start = [], [], 0
+        views, start = [], 0
         for row, row_mask, count in zip(ids.tolist(), mask.tolist(), is_real.sum(1).tolist()):
             images = _list_runs(row, row_mask)
             if any(length != tokens for runs in images for _, length in runs) or sum(map(len, images)) != count:
@@ -260,18 +253,15 @@ class Idefics(VisionLanguageModel):
                 )
             for runs in images:
                 thumbnail = start + len(runs) - 1
-                image_views, size = [View(((thumbnail,),), windows[thumbnail])], (side_y, side_x)
+                image_views = [View(((thumbnail,),), windows[thumbnail])]
                 if len(runs) > 1:
                     gaps = [after - before for (before, _), (after, _) in pairwise(runs[:-1])]
                     rows = 1 + sum(gap > min(gaps) for gap in gaps) if len(set(gaps)) > 1 else _guess_rows(gaps, tokens)
                     columns = (len(runs) - 1) // rows
                     image_views.append(_view_of_tiles(start, rows, columns))
-                    size = (rows * side_y, columns * side_x)
-                _, _, height, width = image_views[-1].window
                 views.append(tuple(image_views))
-                sizes.append((max(1, round(size[0] * height)), max(1, round(size[1] * width))))
                 start += len(runs)
-        return self._make_pieces([(side_y, side_x)] * start, views, sizes, mask)
+        return self._make_pieces([(side_y, side_x)] * start, views, mask)
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,7 +336,7 @@ class LlavaNext(VisionLanguageModel):
             raise ValueError(f"image_sizes needs {max(pieces_per_image)} tiles")
         aspect = getattr(config, "vision_aspect_ratio", None)
         max_tiles = int(aspect.rpartition("_")[2]) if aspect else None
-        return self._make_pieces([(side, side)] * start, views, images, mask, max_tiles=max_tiles)
+        return self._make_pieces([(side, side)] * start, views, mask, sizes=images, max_tiles=max_tiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -378,10 +368,6 @@ class QwenVl(VisionLanguageModel):
     projector = "model.visual.merger"
     pieces_type = WindowedPieces
 
-    @property
-    def merge(self) -> int:
-        return int(self.model.config.vision_config.spatial_merge_size)
-
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
         pixels, grids = inputs[PIXELS], [tuple(map(int, row)) for row in inputs["image_grid_thw"]]
         config = self.model.config.vision_config
@@ -394,8 +380,7 @@ class QwenVl(VisionLanguageModel):
         window = getattr(config, "window_size", None)
         window = None if window is None else window // self.merge // self._patch
         views = [(View(((number,),)),) for number in range(len(grids))]
-        fields: Any = {"has_blocks": True, "window": window}
-        return self._make_pieces(sizes, views, sizes, mask, **fields)
+        return self._make_pieces(sizes, views, mask, has_blocks=True, window=window)
 
 
 class FlorencePieces(Pieces):
@@ -413,8 +398,6 @@ class Florence(VisionLanguageModel):
 
     plain_prompt = "{prompt}"
     usual_prompts = ("<CAPTION>",)
-    text_modules = ("model.language_model", "lm_head")
-    starts = ("decoder_start_token_id", "bos_token_id")
     ids_name = "decoder_input_ids"
     pieces_type = FlorencePieces
 
@@ -453,7 +436,9 @@ def match_thumbnail(tiles: Tensor, thumbnail: Tensor, padding: float = math.inf)
         canvas = grid.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
         # Black margins of the image itself are in the thumbnail too.
         (_, _, *shares), (_, _, *margins) = (_find_window((item != padding).any(0)) for item in (canvas, thumbnail))
-        height, width = (min(1.0, share / margin) if share and margin else 1.0 for share, margin in zip(shares, margins))
+        height, width = (
+            min(1.0, share / margin) if share and margin else 1.0 for share, margin in zip(shares, margins)
+        )
         image = canvas[:, : round(height * canvas.shape[1]), : round(width * canvas.shape[2])]
         error = float((F.adaptive_avg_pool2d(image, COMPARED_SIDE) - goal).square().mean())
         errors[(rows, count // rows), (0, 0, height, width)] = error
@@ -466,6 +451,12 @@ def _fit_window(size: Size, canvas: Size) -> Window:
     height, width = (min(math.ceil(length * scale), side) for length, side in zip(size, canvas))
     top, left = (canvas[0] - height) // 2, (canvas[1] - width) // 2
     return top / canvas[0], left / canvas[1], height / canvas[0], width / canvas[1]
+
+
+def _measure(view: View, piece_sizes: Sequence[Size]) -> Size:
+    """Return the size in pixels of the part of a view that the image covers."""
+    (height, width), (_, _, rows, columns) = piece_sizes[view.pieces[0][0]], view.window
+    return max(1, round(len(view.pieces) * height * rows)), max(1, round(len(view.pieces[0]) * width * columns))
 
 
 def _view_of_tiles(start: int, rows: int, columns: int) -> View:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -79,7 +79,6 @@ class Pieces:
     `grids` are the pieces' patch grids. `views` are the views of each image, and `samples` is the number of the sample
     (the prompt) to which each image belongs. `sizes` are the sizes of the images' heatmaps. In the text model, `merge` x
     `merge` patches form one token. If `has_blocks` is True, patches of one token are neighbours in the order of patches.
-    If `is_class_last` is True, the class token follows the patches, instead of preceding them.
     `text_modules` are names of modules that process text tokens, and `placeholders` (S,L) marks the image's tokens
     among them.
     """
@@ -90,9 +89,9 @@ class Pieces:
     sizes: Sequence[Size]
     merge: int = 1
     has_blocks: bool = False
-    is_class_last: bool = False
     text_modules: Sequence[str] = ()
     placeholders: Tensor | None = None
+    is_class_last: ClassVar[bool] = False  # If True, the class token follows the patches, instead of preceding them.
 
     def find_layouts(self, layer: str, tensor: Tensor) -> list[TokenLayout]:
         """Return the layout of each view in a layer's output. Raise `LayerError` if the output has no such cells."""

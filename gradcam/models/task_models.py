@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from gradcam import targets
 from gradcam.adapters import list_families
-from gradcam.adapters.base import CaptionerAdapter, Family
+from gradcam.adapters.base import Family
 from gradcam.cam.explain import Explanation, Plan, execute_plan
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.hooks.containers import Batch, Window, to_batch
@@ -424,6 +424,7 @@ class Captioner(TaskModel):
     """
 
     task: ClassVar[str] = "captioning"
+    family: Any = field(default=None, repr=False, kw_only=True)  # a CaptionerAdapter
     prompt: str | None = field(default=None, repr=False, kw_only=True)
 
     def run_plan(self, images: Images, layers: Layers, plan: Plan) -> dict[tuple[str, str], ImageExplanation]:
@@ -436,13 +437,13 @@ class Captioner(TaskModel):
         return {key: replace(explanation, **fields) for key, explanation in explanations.items()}
 
     def prepare(self, image: Any) -> Prepared:
-        if not isinstance(image, tuple) or not image or not self._takes_pieces:
+        if not isinstance(image, tuple) or not image or not self.family.takes_pieces:
             return super().prepare(image)
         first, *further_images = map(super().prepare, image)
         return replace(first, further_images=further_images)
 
     def for_target(self, target: Any) -> tuple[Self, Any]:
-        family: Any = self.family
+        family = self.family
         if getattr(target, "prompt", None) is None or not isinstance(target, targets.Token):
             return self, target
         if family.plain_prompt is None or family.processor is None:
@@ -455,36 +456,31 @@ class Captioner(TaskModel):
         return self._add_caption(target, self.to_batch(prepared))
 
     def to_batch(self, prepared: Sequence[Prepared]) -> Batch:
-        family, preprocess = self.family, self.preprocess
         if self.prompt is None:
             return super().to_batch(prepared)
         if len(prepared) > 1:
             advice = "explain the images one by one. For several images in one prompt, pass a tuple of images"
             raise ImageError(f"Each image has its own prompt: {advice}.")
         images = [_to_pixels(item) for item in (prepared[0], *prepared[0].further_images)]
-        tensors = family.process(images, self.prompt)  # type: ignore[union-attr]  # a captioner
+        tensors = self.family.process(images, self.prompt)
         inputs = {name: self._place(x) if x.is_floating_point() else x.to(self.device) for name, x in tensors.items()}
-        if not self._takes_pieces:
+        if not self.family.takes_pieces:
             return to_batch(inputs)
-        batch: Batch = family.to_pieces(inputs)  # type: ignore[union-attr]  # a vision-language model
+        batch: Batch = self.family.to_pieces(inputs)
         if batch.images != len(images):
             problem = f"The processor cuts {len(images)} image(s) into {batch.images} images"
             raise ImageError(f"{problem}: switch this off in the processor's settings.")
-        shares = [preprocess.find_share(*image.shape[:2]) for image in images]  # type: ignore[attr-defined]
+        shares = [self.preprocess.find_share(*image.shape[:2]) for image in images]  # type: ignore[attr-defined]
         return replace(batch, pieces=batch.pieces.crop(shares))
 
-    @property
-    def _takes_pieces(self) -> bool:
-        return self.family is not None and self.family.takes_pieces
-
     def _to_target(self, target: Any) -> Any:
-        resolved, family = super()._to_target(target), self.family
-        if not isinstance(resolved, targets.Token) or not isinstance(family, CaptionerAdapter):
-            return resolved
-        return replace(resolved, processor=resolved.processor or family.processor)
+        resolved = super()._to_target(target)
+        is_token = isinstance(resolved, targets.Token) and resolved.processor is None
+        return replace(resolved, processor=self.family.processor) if is_token else resolved
 
-    def _prepare_all(self, pictures: Images) -> list[Prepared]:
-        return super()._prepare_all([pictures] if isinstance(pictures, tuple) and self._takes_pieces else pictures)  # type: ignore[list-item]  # one prompt
+    def _prepare_all(self, pictures: Any) -> list[Prepared]:
+        is_one_prompt = isinstance(pictures, tuple) and self.family.takes_pieces
+        return super()._prepare_all([pictures] if is_one_prompt else pictures)
 
     def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:
         return super()._describe([image for item in prepared for image in (item, *item.further_images)])
@@ -497,13 +493,11 @@ class Captioner(TaskModel):
         if batch.samples > 1:
             advice = "explain the images one by one, or give targets.Token(ids)."
             raise ImageError(f"Each image has its own caption: {advice}")
-        if not isinstance(self.family, CaptionerAdapter):
-            raise TargetError("The model does not generate text: give the token ids, targets.Token(ids).")
         return replace(resolved, ids=self.family.write(batch, resolved.max_tokens))
 
     def _read_answer(self, target: Any) -> str | None:
         """Return the text whose words are explained; None without a tokenizer."""
-        if isinstance(target, targets.Token) and isinstance(self.family, CaptionerAdapter):
+        if isinstance(target, targets.Token):
             with contextlib.suppress(TargetError):
                 return target.say or "".join(self.family.split_caption(to_tokens(target.ids))).strip()
         return None
