@@ -93,6 +93,24 @@ def list_prompts(name: str) -> list[str]:
     return [label for label, prompts in PROMPTS.items() if several or max(map(len, prompts)) == 1]
 
 
+# Families with the description of another family, which is tested with all prompts.
+RELATIVES = {"aya": "internvl", "idefics3": "smolvlm", "instructblip": "blip2", "mistral3": "pixtral"}
+
+
+def list_cases(names: Sequence[str], *backends: str) -> list[Any]:
+    """List the cases of families, prompts and backends. Cases whose parts are all in other cases are slow."""
+    cases = []
+    for name in names:
+        prompts = list_prompts(name)
+        largest = "three images in two prompts" if FAMILIES[name].max_images > 1 else "two prompts"
+        for label, backend in itertools.product(prompts, backends or [""]):
+            is_quick = label in ("wide", largest) or (label in ("square", "tall", "strip") and backend != "pil")
+            is_quick &= name not in RELATIVES or label in ("wide", largest)
+            values = (name, label, backend) if backends else (name, label)
+            cases.append(pytest.param(*values, marks=() if is_quick else pytest.mark.slow))
+    return cases
+
+
 def resolve(model: nn.Module, layer: str) -> str:
     """Return the name of a layer of CLIP and SigLIP, which have one more module in Transformers 4."""
     names = dict(model.named_modules())
@@ -325,8 +343,7 @@ def replace_image(
     return [[image if next(numbers) == number else old for old in row] for row in images]
 
 
-@pytest.mark.parametrize("backend", ["torchvision", "pil"])
-@pytest.mark.parametrize(("name", "label"), [(name, label) for name in FAMILIES for label in list_prompts(name)])
+@pytest.mark.parametrize(("name", "label", "backend"), list_cases(list(FAMILIES), "torchvision", "pil"))
 def test_a_painted_square_lands_within_one_cell(name: str, label: str, backend: str) -> None:
     family, prompts, model = FAMILIES[name], PROMPTS[label], make_local_model(name)
     plain, sizes = make_images(prompts), [size for row in prompts for size in row]
@@ -454,7 +471,7 @@ def _float64() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_float64")
-@pytest.mark.parametrize(("name", "label"), [(name, label) for name in VISION_LANGUAGE for label in list_prompts(name)])
+@pytest.mark.parametrize(("name", "label"), list_cases(VISION_LANGUAGE))
 def test_maps_equal_autograd_by_hand(name: str, label: str) -> None:
     family, prompts, model = FAMILIES[name], PROMPTS[label], make_exact_model(name)
     inputs = process(family, make_images(prompts))
