@@ -60,6 +60,11 @@ def make_mbart() -> Any:
     return T.MBartConfig(**shape, **ENDS, **crossed, max_position_embeddings=16)
 
 
+def make_trocr() -> Any:
+    shape = {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 24}
+    return T.TrOCRConfig(**shape, **ENDS, is_decoder=True, add_cross_attention=True, max_position_embeddings=16)
+
+
 def make_blip() -> nn.Module:
     text = TINY_CONFIG | ENDS | {"encoder_hidden_size": 16, "sep_token_id": END, "max_position_embeddings": 16}
     return T.BlipForConditionalGeneration(T.BlipConfig(text_config=text, vision_config=VISION))
@@ -143,6 +148,9 @@ KINDS: dict[str, Kind] = {
     "donut": Kind(
         lambda: pair(make_swin("DonutSwinConfig"), make_mbart()), f"encoder:{LAST_HIDDEN}", [START, 8], **ENCODER,
         extra_inputs={"decoder_input_ids": [START, 8]}, prefix=0, size=64, seed=10,
+    ),
+    "trocr": Kind(
+        lambda: pair(T.DeiTConfig(**VISION), make_trocr()), f"encoder:{LAST_HIDDEN}", [START], **ENCODER, prefix=2
     ),
     "blip": Kind(make_blip, f"vision_model:{LAST_HIDDEN}", [START]),
     "blip-prompt": Kind(

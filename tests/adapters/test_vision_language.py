@@ -529,6 +529,24 @@ def test_the_default_layer_is_after_the_norms_that_would_cancel_its_maps(name: s
         torch.set_default_dtype(torch.float64)
         stack.callback(torch.set_default_dtype, torch.float32)
         maps = gradcam.explain(model, inputs, **options).maps
+    before = 0 if name == "florence2" else inputs["input_ids"].shape[1] - 1
+    answered = append_words(name, inputs)
+    products: list[Tensor] = []
+
+    def measure(module: nn.Module, args: Any, output: Any) -> Any:
+        tensor = output if isinstance(output, Tensor) else output[0]
+        tensor.register_hook(lambda gradient: products.append((gradient * tensor).detach().flatten(0, -2)))
+        return tensor.clone() if isinstance(output, Tensor) else output
+
+    with contextlib.ExitStack() as stack:
+        torch.set_default_dtype(torch.float64)
+        stack.callback(torch.set_default_dtype, torch.float32)
+        stack.callback(model.get_submodule(resolve(model, DEFAULT_LAYERS[name])).register_forward_hook(measure).remove)
+        logits = model(**answered).logits[0, before, WORDS[0]]
+        logits.backward()
+        model.zero_grad()
+    ratios = products[0].sum(1).abs() / products[0].abs().sum(1)
+    assert (ratios[ratios.isfinite()] > 1e-3).float().mean() > 0.9
     side = 2 if maps.shape[-1] % 2 == 0 else 3
     blocks = maps.unfold(2, side, side).unfold(3, side, side).flatten(4)
     assert (blocks.sum(-1).abs() > 1e-3 * blocks.abs().sum(-1)).float().mean() > 0.8
