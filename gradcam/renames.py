@@ -81,6 +81,7 @@ RENAMES: tuple[Rename, ...] = (
     *_attributes("evaluation.Verdict", exhibits="artifacts", thing="target_fields"),
     *_attributes("evaluation.ControlMap", is_apart="is_distinguished"),
     *_attributes("evaluation.ImageDiff", kept="old_class_probability", seen="entries"),
+    *_attributes("evaluation.Diff", worst="first_row"),
     *_attributes("evaluation.Snapshot", pictures="entries"),
     *_attributes("evaluation.Answer", judged_by="measure"),
     *_attributes("evaluation.Recommendation", one="single_object", several="several_objects", pictures="images"),

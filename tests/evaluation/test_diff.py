@@ -218,7 +218,9 @@ def test_the_same_class_with_another_map_comes_first(
     for row in comparison.rows:
         same = "map" if row.correlation < 0.95 else "none"
         assert row.change == (same if row.old.index == row.new.index else "class")
-    assert comparison.worst is comparison.rows[0]
+    assert comparison.first_row is comparison.rows[0]
+    with pytest.warns(FutureWarning, match="Diff.worst is now first_row"):
+        assert comparison.worst is comparison.rows[0]
     for name in ("correlation", "overlap", "moved", "drop", "agree"):
         assert comparison.means[name] == pytest.approx(np.mean([getattr(row, name) for row in comparison.rows]))
     counts = re.findall(r"\d+(?= with| alike| images)", comparison.summary)
@@ -236,8 +238,8 @@ def test_bfloat16_looks_where_float32_does(classifier: gradcam.Classifier, photo
     low = gradcam.load_classifier(device="cpu", precision="bf16")
     comparison = diff(classifier, low, photo("koala.webp"))
     assert (comparison.old.dtype, comparison.new.dtype, comparison.notes) == ("float32", "bfloat16", ())
-    assert 0.99 < comparison.worst.correlation < 1
-    assert 0 < abs(comparison.worst.drop) < 0.03
+    assert 0.99 < comparison.first_row.correlation < 1
+    assert 0 < abs(comparison.first_row.drop) < 0.03
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per")
@@ -245,8 +247,8 @@ def test_a_quantised_head(classifier: gradcam.Classifier, photo: Photo) -> None:
     quantization = pytest.importorskip("torch.ao.quantization")  # quantisation is moving from torch to torchao
     quantised = quantization.quantize_dynamic(copy.deepcopy(classifier.model), {nn.Linear})
     comparison = diff(classifier, replace(classifier, model=quantised), photo("koala.webp"))
-    assert comparison.worst.correlation > 0.99
-    assert comparison.worst.drop != 0
+    assert comparison.first_row.correlation > 0.99
+    assert comparison.first_row.drop != 0
 
 
 def test_the_record_is_json_and_has_all_numbers(comparison: Diff) -> None:
@@ -323,6 +325,11 @@ def test_other_classes_are_refused_in_one_line(photo: Photo) -> None:
     with pytest.raises(ModelError, match=r"Class 2 is 'c' in OLD, .*, and 'x' in NEW, .* \(2 .* differ\).*--labels"):
         diff(first, second, photo("koala.webp"))
     assert diff(small(), second, photo("koala.webp")).rows  # one of the models has no labels
+    for models in ((small(), second), (second, small())):  # the names of one model hold for both
+        (row,) = diff(*models, photo("koala.webp")).rows
+        assert row.old.label == "Abxy"[row.old.index]
+        assert row.new.label == "Abxy"[row.new.index]
+        assert "class " not in row.describe()
 
 
 def test_only_classifiers_are_compared(classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -420,7 +427,7 @@ def test_method_and_score_of_the_snapshot_are_taken(classifier: gradcam.Classifi
     snapshot = take_snapshot(classifier, photo("koala.webp"), method="layercam", score="probability")
     comparison = diff(snapshot, classifier, photo("koala.webp"))
     assert (comparison.new.method, comparison.new.score) == ("layercam", "probability")
-    assert comparison.worst.correlation == 1
+    assert comparison.first_row.correlation == 1
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def diff(
     >>> import gradcam
     >>> old, new = gradcam.load_classifier(), gradcam.load_classifier(layer="layer3")
     >>> result = gradcam.evaluation.diff(old, new, ["photo.jpg", "photos/"])
-    >>> result.worst.change, result.summary
+    >>> result.first_row.change, result.summary
     ('map', '3 images: 3 with the same class and a different heatmap, 0 with a different class, 0 alike; correlation ...')
     """
     check_number(alike, "alike", "a rank correlation from -1 to 1.", least=-1, most=1)

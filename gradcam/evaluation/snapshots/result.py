@@ -164,6 +164,7 @@ class ImageDiff:
         return {"old": old, "new": new, "agree": self.agree, "change": self.change, **numbers}
 
 
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class Diff:
     """The comparison of two models on the same images, largest differences first.
@@ -189,7 +190,7 @@ class Diff:
     >>> import gradcam
     >>> new = gradcam.load_classifier(precision="bf16")
     >>> result = gradcam.evaluation.diff(gradcam.load_classifier(), new, "photos/")
-    >>> len(result.rows), result.worst.correlation > 0.99, round(result.means["agree"])
+    >>> len(result.rows), result.first_row.correlation > 0.99, round(result.means["agree"])
     (2, True, 1)
     >>> result.gate(["correlation<0.9", "mean agree<1"]).is_met
     False
@@ -206,8 +207,8 @@ class Diff:
         return f"Diff({self.summary})"
 
     @property
-    def worst(self) -> ImageDiff | None:
-        """Return the first row; None if no image could be compared."""
+    def first_row(self) -> ImageDiff | None:
+        """Return the first of `rows`, not always the row with the lowest correlation; None without rows."""
         return self.rows[0] if self.rows else None
 
     @property
@@ -277,9 +278,10 @@ def compare_entries(
     correlation = float(rank_correlation(maps[:1], maps[1:]))
     top = rank_pixels(maps) < count_pixels(TOP_FRACTION, POINTS_PER_SIDE**2)
     centres = _find_centres(maps) * torch.tensor(region[2:], dtype=maps.dtype, device="cpu")
+    # If only one model knows the class names, they hold for both: `diff` requires the same classes.
+    labelled = next((origin for origin in origins if origin.labels is not None), origins[0])
     old_prediction, new_prediction = (
-        Prediction(entry.predicted, origin.label(entry.predicted), entry.probability)
-        for entry, origin in zip((old, new), origins)
+        Prediction(entry.predicted, labelled.label(entry.predicted), entry.probability) for entry in (old, new)
     )
     return ImageDiff(
         image=new.name,
