@@ -116,6 +116,9 @@ def _format(audit: Audit, device: str, seconds: float) -> Iterator[str]:
     if len(clusters) > MAX_ROWS:
         yield f"  and {len(clusters) - MAX_ROWS} more (use --json to list them)"
     yield ""
+    yield "  Evidence that most images of a class share (often the object itself):"
+    yield from _to_whole_class_table(audit.whole_class[:MAX_ROWS])
+    yield ""
     first = clusters[0]
     yield f"  Most suspicious: {escape_controls(first.describe())}."
     ellipsis = ", ..." if len(first.members) > 3 else ""
@@ -138,6 +141,21 @@ def _to_table(clusters: Sequence[EvidenceCluster]) -> list[str]:
     return [f"  {line}" for line in terminal.align(cells, right=(0,))]
 
 
+def _to_whole_class_table(clusters: Sequence[EvidenceCluster]) -> list[str]:
+    cells = [("", "purity", "class", "images", "where")]
+    cells += [
+        (
+            str(rank),
+            f"{cue.purity:.2f}",
+            escape_controls(cue.class_name),
+            f"{len(cue.members)} of {cue.image_count}",
+            cue.where,
+        )
+        for rank, cue in enumerate(clusters, 1)
+    ]
+    return [f"  {line}" for line in terminal.align(cells, right=(0,))]
+
+
 def _write_page(path: Path, audit: Audit) -> None:
     from gradcam.report.cards import CardPage
 
@@ -148,18 +166,21 @@ def _write_page(path: Path, audit: Audit) -> None:
     title, failures = f"Audit of {os.path.basename(audit.model)}", list(audit.failures.values())
     summary = [("Method", audit.method), ("Layer", audit.layer), ("Clusters", str(len(clusters)))]
     page = CardPage(title=title, summary=summary, lines=lines, failures=failures)
-    page.write(path, map(_to_card, clusters[:MAX_PAGE_CLUSTERS]))
+    whole_class = audit.whole_class[:MAX_ROWS]
+    cards = [*map(_to_card, clusters[:MAX_PAGE_CLUSTERS]), *(_to_card(cue, ", whole class") for cue in whole_class)]
+    page.write(path, cards)
 
 
-def _to_card(cluster: EvidenceCluster) -> Card:
+def _to_card(cluster: EvidenceCluster, suffix: str = "") -> Card:
     from gradcam.report.cards import Card
 
     facts = [
         ("Suspicion", f"{cluster.suspicion:.2f}"),
         ("Rarity of position", f"{cluster.place:.2f}"),
         ("Rarity of appearance", f"{cluster.apart:.2f}"),
+        ("Purity", f"{cluster.purity:.2f}"),
         ("Images", f"{len(cluster.members)} of {cluster.image_count}"),
         ("Same place in other classes", f"{cluster.elsewhere} of {cluster.other_image_count}"),
     ]
-    badge = f"{cluster.where}{', not clustered' if cluster.is_rest else ''}"
+    badge = f"{cluster.where}{', not clustered' if cluster.is_rest else suffix}"
     return Card(cluster.class_name, badge, facts, cluster.draw())

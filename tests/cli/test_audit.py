@@ -39,11 +39,14 @@ def test_the_mark_is_first_in_table_sheet_and_page(audit: Command, marked: list[
     assert re.fullmatch(pattern, heading)
     assert head.split() == ["suspicion", "class", "images", "where", "evidence", "there", "in", "other", "classes"]
     assert re.split(r"\s{2,}", first.strip())[2:] == ["apple", "6 of 40", "in the bottom right corner", "0 of 40"]
+    start = next(i for i, line in enumerate(remaining) if line.startswith("  Evidence that most images of a class share"))
+    assert remaining[start + 1].split() == ["purity", "class", "images", "where"]
+    assert {re.split(r"\s{2,}", line.strip())[2] for line in remaining[start + 2 : start + 4]} == {"apple", "lime"}
     looked_at = next(line for line in remaining if "Look at these images first: " in line)
     assert set(re.findall(r"apple/\d\d\.png", looked_at)) <= set(marked)
     assert {"audit.png", "audit.html"} <= set(files(folder))
     page = (folder / "audit.html").read_text()
-    assert page.index("in the bottom right corner") < page.index("all over the image")
+    assert page.index("in the bottom right corner") < page.index("all over the image") < page.index(", whole class")
     assert all(name in page for name in re.findall(r"apple/\d\d\.png", looked_at))
     preprocessing = {"size": (IMAGE_PIXELS, IMAGE_PIXELS), "mean": (0,) * 3, "std": (1,) * 3}
     name, labels = f"{folder / 'net.py'}:fruit", list(CLASSES)

@@ -19,7 +19,7 @@ from torch import nn
 import gradcam
 from gradcam.errors import GradcamError, InputError, ModelError
 from gradcam.evaluation import Audit, audit
-from gradcam.evaluation.shortcuts.clusters import Cluster, Evidence, build_clusters, cluster, estimate_rarity
+from gradcam.evaluation.shortcuts.clusters import Cluster, Evidence, build_clusters, cluster, estimate_rarity, find_cues
 from gradcam.evaluation.shortcuts.result import describe_place
 from tests.fruit import CELL, CLASSES, IMAGE_PIXELS, MARK, draw_fruit, make_model, write_fruit
 
@@ -100,6 +100,39 @@ def test_a_class_that_is_a_shortcut_as_a_whole_comes_first() -> None:
     first = cluster(evidence)[0]
     assert first.class_ == 2
     assert min(first.place, first.suspicion) > 0.7
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_texture_behind_all_images_of_a_class_is_first_among_whole_class_cues(seed: int) -> None:
+    """The evidence has no fixed place. The texture makes the features more alike, and unlike those of other classes."""
+    evidence, _ = imagine(seed, 0)
+    has_texture = evidence.classes == 1
+    looks = evidence.looks.copy()
+    looks[has_texture] += 0.7 * np.eye(CHANNELS)[3]
+    clusters, whole_class = find_cues(Evidence.from_maps(evidence.classes, evidence.places.reshape(-1, GRID, GRID), looks))
+    assert [cue.class_ for cue in whole_class][0] == 1
+    assert len(whole_class[0].members) > 0.9 * IMAGES_PER_CLASS
+    assert sorted(cue.class_ for cue in whole_class) == [0, 1, 2, 3]
+    assert sum(len(group.members) for group in clusters) == len(looks)  # Clusters are still a partition.
+
+
+def test_a_whole_class_cue_may_be_in_most_images_only() -> None:
+    evidence, _ = imagine(0, 100, "anywhere")  # 100 of 150 images
+    cue = find_cues(evidence)[1][0]
+    assert (cue.class_, sorted(cue.members.tolist())) == (2, list(range(300, 400)))
+
+
+def test_purity_compares_members_with_the_most_similar_images_of_others() -> None:
+    evidence, _ = imagine(4, 0)
+    members = np.flatnonzero(evidence.classes == 2)
+    (group,) = build_clusters(evidence, [members])
+    units = [look / np.sqrt((look**2).sum()) for look in evidence.looks]
+    inside = [units[i] @ sum(units[j] for j in members if j != i) for i in members]
+    norms = [np.sqrt((sum(units[j] for j in members if j != i) ** 2).sum()) for i in members]
+    centre = sum(units[i] for i in members)
+    outside = [unit @ centre / np.sqrt((centre**2).sum()) for i, unit in enumerate(units) if i not in members]
+    lowest = sorted(a / b for a, b in zip(inside, norms))[int(0.2 * (len(members) - 1))]
+    assert group.purity == pytest.approx(lowest - np.percentile(outside, 99), abs=1e-6)
 
 
 def test_each_picture_of_a_class_is_in_one_cluster_and_it_repeats() -> None:
@@ -451,6 +484,11 @@ def test_the_record_has_everything_and_is_json(report: Audit, marked: tuple[Path
     assert first["class"] == {"index": 0, "label": "apple"}
     assert set(first["members"]) == set(marked[1])
     assert first["share"] == pytest.approx(6 / 40)
+    whole_class = record["whole_class"]
+    assert [entry["rank"] for entry in whole_class] == [1, 2]
+    assert all(entry["share"] > 0.5 for entry in whole_class)
+    scores = [entry["share"] * entry["purity"] for entry in whole_class]
+    assert scores == sorted(scores, reverse=True)
     assert np.sum(first["map"]) == pytest.approx(1, abs=1e-4)
     again = audit(marked[0], load())
     assert again.to_record()["clusters"] == report.to_record()["clusters"]

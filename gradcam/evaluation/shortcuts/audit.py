@@ -13,7 +13,7 @@ import numpy as np
 from gradcam.cam.methods.base import Method
 from gradcam.errors import InputError, ModelError, shorten
 from gradcam.evaluation.explainers import StepCounter
-from gradcam.evaluation.shortcuts.clusters import MIN_IMAGES_PER_CLASS, Cluster, Evidence, check_installed, cluster
+from gradcam.evaluation.shortcuts.clusters import MIN_IMAGES_PER_CLASS, Cluster, Evidence, check_installed, find_cues
 from gradcam.evaluation.shortcuts.evidence import ImageEvidence, collect_evidence
 from gradcam.evaluation.shortcuts.labels import Labels, find_labels
 from gradcam.evaluation.shortcuts.result import Audit, EvidenceCluster, describe_place, draw_heatmap
@@ -74,7 +74,7 @@ def audit(
     Returns
     -------
     Audit
-        The clusters, the most suspicious first. `failures` has a line for each image that was left out.
+        The clusters, the most suspicious first, and the whole-class cues. `failures` has a line for each image that was left out.
 
     Raises
     ------
@@ -121,11 +121,14 @@ def audit_items(
     _check_classes(counts, failures)
     classes = np.array([image.class_index for image in evidence], np.int64)
     maps, features = (np.stack([getattr(image, name) for image in evidence]) for name in ("map", "features"))
-    clusters = cluster(Evidence.from_maps(classes, maps, features))
-    results = tuple(_describe(cluster, evidence, sizes, classifier) for cluster in clusters)
+    results, whole_class = (
+        tuple(_describe(cluster, evidence, sizes, classifier) for cluster in clusters)
+        for clusters in find_cues(Evidence.from_maps(classes, maps, features))
+    )
     notes = tuple(_note(source, evidence, blank, counts, labels))
     method = explainer.request.methods[0].name
-    return Audit(classifier.name, method, explainer.layer, source, results, tuple(blank), failures, notes)
+    described = classifier.name, method, explainer.layer, source
+    return Audit(*described, results, tuple(blank), failures, notes, whole_class)
 
 
 def _check_classes(counts: Sequence[tuple[str, int]], failures: Mapping[str, str]) -> None:
@@ -148,7 +151,9 @@ def _describe(
     cluster: Cluster, evidence: Sequence[ImageEvidence], sizes: Mapping[int, int], classifier: Classifier
 ) -> EvidenceCluster:
     members = {evidence[i].item.name: evidence[i] for i in cluster.members}
-    measures: Any = {name: getattr(cluster, name) for name in ("suspicion", "place", "apart", "elsewhere", "is_rest")}
+    measures: Any = {
+        name: getattr(cluster, name) for name in ("suspicion", "place", "apart", "elsewhere", "is_rest", "purity")
+    }
     return EvidenceCluster(
         index=cluster.class_,
         label=classifier.label(cluster.class_),

@@ -25,6 +25,7 @@ MIN_CLUSTER_FRACTION = 0.01  # A cluster has at least this fraction of its class
 MAX_JOINED_IMAGES = 5000  # Linkage needs the distances of all pairs. Larger classes are subsampled evenly.
 SPLIT_MARGIN = 0.05  # A cluster is split only if the suspicion of a part is higher by more than this.
 MISFIT_FRACTION = 0.2  # An image has the evidence if its value is at least this quantile of the members' values.
+OUTSIDE_QUANTILE = 0.99  # `purity` compares the members with this quantile of the similarities of other images.
 MAIN_FRACTION = 0.5  # A cluster with more than this fraction of its class is typical of the class.
 PARTS_PER_BATCH = 250  # A larger batch needs more memory, because each part is compared with all images.
 Z = 1.645  # one-sided 95 % quantile of the normal distribution
@@ -48,8 +49,9 @@ class Cluster:
     `map` (h,w) is the members' mean map; its sum is 1. `place` and `apart` are from 0 to 1, as in `build_clusters`.
     `other_count` is the number of images of other classes. Let t be the
     amount of evidence at the cluster's position that 80 % of the members reach. `elsewhere` counts the images of other
-    classes that reach t. `is_rest`
-    marks the images of a class that fit no cluster.
+    classes that reach t. `is_rest` marks the images of a class that fit no cluster. `purity` is from 0 to 1. It is the
+    cosine similarity to the members' mean features that 80 % of the members reach, minus the similarity that 1 % of the
+    images outside the cluster reach.
     """
 
     class_: int
@@ -61,6 +63,7 @@ class Cluster:
     elsewhere: int
     other_count: int
     is_rest: bool = False
+    purity: float = 0.0
 
     @property
     def suspicion(self) -> float:
@@ -96,21 +99,29 @@ class Evidence:
 
 
 def cluster(evidence: Evidence) -> list[Cluster]:
-    """Cluster each class with enough images, and return all clusters, the most suspicious first.
+    """Cluster each class with enough images, and return all clusters, the most suspicious first."""
+    return find_cues(evidence)[0]
 
-    There must be at least two classes.
+
+def find_cues(evidence: Evidence) -> tuple[list[Cluster], list[Cluster]]:
+    """Return the clusters of all classes with enough images, the most suspicious first, and the whole-class cues.
+
+    The clusters of a class are disjoint. The whole-class cue of a class is the cluster with more than half of the
+    class's images that has the largest product of share and purity. Whole-class cues are sorted by this product. There
+    must be at least two classes.
     """
-    clusters = [
-        cluster
-        for class_, count in zip(*np.unique(evidence.classes, return_counts=True))
-        if count >= MIN_IMAGES_PER_CLASS
-        for cluster in _cluster_class(evidence, np.flatnonzero(evidence.classes == class_))
-    ]
-    return sorted(clusters, key=lambda cluster: (-cluster.suspicion, -len(cluster.members), cluster.class_))
+    clusters, whole_class = [], []
+    for class_, count in zip(*np.unique(evidence.classes, return_counts=True)):
+        if count >= MIN_IMAGES_PER_CLASS:
+            cue, *parts = _cluster_class(evidence, np.flatnonzero(evidence.classes == class_))
+            clusters += parts
+            whole_class.append(cue)
+    clusters.sort(key=lambda cluster: (-cluster.suspicion, -len(cluster.members), cluster.class_))
+    return clusters, sorted(whole_class, key=lambda cue: -cue.share * cue.purity)
 
 
 def _cluster_class(evidence: Evidence, members: NDArray[np.intp]) -> Iterator[Cluster]:
-    """Yield disjoint clusters of a class's images. The last cluster holds the images that fit no other cluster."""
+    """Yield the whole-class cue, then disjoint clusters. The last cluster holds the images that fit no other cluster."""
     sample = members[:: -(-len(members) // MAX_JOINED_IMAGES)]
     # The distance between the square roots of two maps is the Hellinger distance, in which cells with little evidence
     # count as well.
@@ -128,7 +139,9 @@ def _cluster_class(evidence: Evidence, members: NDArray[np.intp]) -> Iterator[Cl
         else:
             best[node] = highest, [node for _, part_nodes in children for node in part_nodes]
     _, selected = best[nodes[-1]]
-    for node in selected:
+    main = [node for node in nodes if 2 * (slices[node].stop - slices[node].start) > len(sample)]
+    cue = max(main, key=lambda node: clusters[node].share * clusters[node].purity)
+    for node in [cue, *selected]:
         inside = order[slices[node]]
         distances = np.linalg.norm(points[inside] - points[inside].mean(0), axis=1)
         yield replace(clusters[node], members=sample[inside[np.argsort(distances, kind="stable")]])
@@ -187,17 +200,19 @@ def build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> Ite
         for members, mean, amount, total, similarity in zip(batch, means, amounts.T, totals, similarities.T):
             member_looks = evidence.looks[members]
             similarity[members] = (member_looks * _to_unit(total - member_looks)).sum(1)
+            min_look = np.quantile(similarity[members], MISFIT_FRACTION, method="lower")
+            outside = np.delete(similarity, members)
             has_place = amount >= np.quantile(amount[members], MISFIT_FRACTION, method="lower")
-            has_look = similarity >= np.quantile(similarity[members], MISFIT_FRACTION, method="lower")
             yield Cluster(
                 class_,
                 members,
                 share=len(members) / int(in_class.sum()),
                 map=mean.reshape(evidence.grid),
                 place=estimate_rarity(has_place[~in_class], has_place[in_class]),
-                apart=estimate_rarity(np.delete(has_look, members), has_look[members]),
+                apart=estimate_rarity(outside >= min_look, similarity[members] >= min_look),
                 elsewhere=int(has_place[~in_class].sum()),
                 other_count=int((~in_class).sum()),
+                purity=float(max(0.0, min_look - np.quantile(outside, OUTSIDE_QUANTILE))),
             )
 
 
