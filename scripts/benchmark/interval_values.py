@@ -75,9 +75,7 @@ def measure_values() -> IntervalValues:
             continue
         prepared[name] = batch[0]
         classes.append(int(subject.classes))
-        explanations = gradcam.compare(
-            classifier.model, batch, layers=[LAYER], methods=METHODS, target=[[classes[-1]]]
-        )
+        explanations = gradcam.compare(classifier.model, batch, layers=[LAYER], methods=METHODS, target=[[classes[-1]]])
         rows = []
         for explanation in explanations.values():
             heatmaps = explanation.heatmaps[:, 0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from benchmark.measuring import Settings, report_progress
 from benchmark.tables import Table
 
 COUNTS = (8, 12, 20, 50)  # images in a study
-STUDIES, RANKED_STUDIES = 1000, 400
+STUDIES, RANKED_STUDIES = 400, 200
+MAX_ATTEMPTS = 50  # per mosaic
 CELLS = 4
 Sample = tuple[np.ndarray, list[list[int]] | None]  # values (N, methods, metrics), and the images of each value
 
@@ -29,8 +31,8 @@ class Rates:
 def compare_intervals(settings: Settings) -> Iterator[Table]:
     """Sample images with replacement from the measured images, and mosaics from the sampled images."""
     values = load_values()
-    kinds: list[tuple[tuple[str, ...], Callable[[np.random.Generator, int], Sample]]] = [
-        (IMAGE_METRICS, lambda rng, count: (values.images[rng.integers(len(values.images), size=count)], None)),
+    kinds: list[tuple[tuple[str, ...], Callable[[np.random.Generator, int, bool], Sample]]] = [
+        (IMAGE_METRICS, partial(sample_images, values)),
         (MOSAIC_METRICS, MosaicSampler(values).sample),
     ]
     rows, raw = [], []
@@ -44,11 +46,16 @@ def compare_intervals(settings: Settings) -> Iterator[Table]:
     notes = [
         f"Measured once: {len(values.images)} crops of photographs and {len(values.cells)} mosaics, embedded model, "
         f"{', '.join(METHODS)}. With ±: the Monte Carlo standard error.",
-        f"{STUDIES} studies of gradcam for the intervals, {RANKED_STUDIES} studies of all methods for the rankings. For the "
-        "rankings, each method's measured values are shifted so that all methods have the same mean.",
+        f"{STUDIES} studies for the intervals (the mean over the methods), {RANKED_STUDIES} for the rankings. For the "
+        "rankings, the values of each image are assigned to the methods in random order, so all methods are equal.",
     ]
     header = ["metric", "images", "interval contains the mean", "an equal method is marked as worse"]
     yield Table("intervals", "Confidence intervals", header, rows, notes, raw)
+
+
+def sample_images(values: IntervalValues, rng: np.random.Generator, count: int, are_equal: bool) -> Sample:
+    rows = values.images[rng.integers(len(values.images), size=count)]
+    return np.stack([rng.permutation(row) for row in rows]) if are_equal else rows, None
 
 
 @dataclass(frozen=True)
@@ -60,51 +67,69 @@ class MosaicSampler:
 
     values: IntervalValues
 
-    def sample(self, rng: np.random.Generator, count: int) -> Sample:
+    @cached_property
+    def cells(self) -> list[np.ndarray]:
+        """The values (cells, methods, metrics) that were measured for each image."""
+        return [self.values.cells[self.values.members == image] for image in range(len(self.values.classes))]
+
+    def sample(self, rng: np.random.Generator, count: int, are_equal: bool) -> Sample:
+        orders = np.stack([rng.permutation(len(METHODS)) for _ in range(count)]) if are_equal else None
         images = rng.integers(len(self.values.classes), size=count)
         while len(set(self.values.classes[images])) < CELLS:
             images = rng.integers(len(self.values.classes), size=count)
         uses, rows, members, sets = np.zeros(count), [], [], set()
-        for _ in range(50 * count):
+        for _ in range(MAX_ATTEMPTS * count):
+            if len(sets) == count:
+                break
             noise, chosen = 1 + len(sets) / count, {}
             for i in np.argsort(uses + noise * rng.random(count)):  # the least used images first
                 chosen.setdefault(self.values.classes[images[i]], int(i))
             quartet = list(chosen.values())[:CELLS]
-            if len(sets) < count and frozenset(quartet) not in sets:
+            if frozenset(quartet) not in sets:
                 sets.add(frozenset(quartet))
                 uses[quartet] += 1
                 members.append(quartet)
-                rows.append(np.mean([self._sample_cell(rng, images[i]) for i in quartet], axis=0))
+                rows.append(
+                    np.mean(
+                        [
+                            self._sample_cell(rng, images[i], slice(None) if orders is None else orders[i])
+                            for i in quartet
+                        ],
+                        axis=0,
+                    )
+                )
         return np.stack(rows), members
 
-    def _sample_cell(self, rng: np.random.Generator, image: int) -> Any:
-        mosaics, cells = np.nonzero(self.values.members == image)
-        i = rng.integers(len(mosaics))
-        return self.values.cells[mosaics[i], cells[i]]
+    def _sample_cell(self, rng: np.random.Generator, image: int, order: Any) -> Any:
+        return rng.choice(self.cells[image])[order]
 
 
 def simulate(
-    sample: Callable[[np.random.Generator, int], Sample], count: int, metric_count: int
+    sample: Callable[[np.random.Generator, int, bool], Sample], count: int, metric_count: int
 ) -> Iterator[Rates]:
     """Yield the rates of each metric."""
     from gradcam.evaluation import mean_interval
     from gradcam.evaluation.intervals import find_distinguished_pairs
 
     rng = np.random.default_rng(count)
-    studies = [sample(rng, count) for _ in range(STUDIES)]
+    studies = [sample(rng, count, False) for _ in range(STUDIES)]
+    equal_studies = [sample(rng, count, True) for _ in range(RANKED_STUDIES)]
     means = np.mean([rows.mean(0) for rows, _ in studies], axis=0)  # (methods, metrics)
     for k in range(metric_count):
-        intervals = [mean_interval(rows[:, 0, k], images=members) for rows, members in studies]
-        covered = [not interval.excludes(means[0, k]) for interval in intervals]
+        varied = [j for j in range(len(METHODS)) if np.std([rows[:, j, k].mean() for rows, _ in studies]) > 0]
+        covered = [
+            float(np.mean([not mean_interval(rows[:, j, k], images=members).excludes(means[j, k]) for j in varied]))
+            for rows, members in studies
+        ]
         wrong = []
-        for rows, members in studies[:RANKED_STUDIES]:
-            table = rows[:, :, k] - means[:, k]
+        for rows, members in equal_studies:
+            table = rows[:, :, k]
             pairs = find_distinguished_pairs(dict(zip(METHODS, table.T)), members)
             best = METHODS[int(table.mean(0).argmax())]
             wrong.append(any(best in pair for pair in pairs))
         yield Rates(to_rate(covered), to_rate(wrong))
 
 
-def to_rate(flags: list[bool]) -> tuple[float, float]:
+def to_rate(flags: Sequence[float]) -> tuple[float, float]:
     rate = float(np.mean(flags))
-    return rate, float(np.sqrt(rate * (1 - rate) / len(flags)))
+    return rate, float(np.std(flags) / np.sqrt(len(flags)))

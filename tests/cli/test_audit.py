@@ -39,7 +39,9 @@ def test_the_mark_is_first_in_table_sheet_and_page(audit: Command, marked: list[
     assert re.fullmatch(pattern, heading)
     assert head.split() == ["suspicion", "class", "images", "where", "evidence", "there", "in", "other", "classes"]
     assert re.split(r"\s{2,}", first.strip())[2:] == ["apple", "6 of 40", "in the bottom right corner", "0 of 40"]
-    start = next(i for i, line in enumerate(remaining) if line.startswith("  Evidence that most images of a class share"))
+    start = next(
+        i for i, line in enumerate(remaining) if line.startswith("  Evidence that most images of a class share")
+    )
     assert remaining[start + 1].split() == ["purity", "class", "images", "where"]
     assert {re.split(r"\s{2,}", line.strip())[2] for line in remaining[start + 2 : start + 4]} == {"apple", "lime"}
     looked_at = next(line for line in remaining if "Look at these images first: " in line)

@@ -154,14 +154,20 @@ def test_intervals_of_hits_hold_the_share_on_average_over_shares(count: int) -> 
     assert min(coverage) >= 0.83
 
 
-def test_an_interval_solves_halls_cubic() -> None:
+def test_an_interval_joins_the_solutions_of_halls_cubic_and_students_interval() -> None:
     generator = np.random.default_rng(6)
     for numbers in (generator.exponential(1, 9), -generator.gamma(2, 1, 14), generator.normal(0, 1, 30)):
-        interval, n, skewness = mean_interval(numbers, level=0.9), len(numbers), scipy.stats.skew(numbers)
-        for end, share in ((interval.low, 0.95), (interval.high, 0.05)):
-            error = (numbers.mean() - end) / numbers.std(ddof=1)
-            cubic = error + skewness / 3 * error**2 + skewness**2 / 27 * error**3 + skewness / (6 * n)
-            assert math.sqrt(n) * cubic == pytest.approx(scipy.stats.t.ppf(share, n - 1), rel=1e-6)
+        n, skewness, ends = len(numbers), scipy.stats.skew(numbers), []
+        for share in (0.95, 0.05):
+            quantile = scipy.stats.t.ppf(share, n - 1) / math.sqrt(n)
+            cubic = [skewness**2 / 27, skewness / 3, 1, skewness / (6 * n) - quantile]
+            (error,) = (root.real for root in np.roots(cubic) if abs(root.imag) < 1e-9)
+            ends.append(numbers.mean() - numbers.std(ddof=1) * error)
+        student = scipy.stats.ttest_1samp(numbers, 0).confidence_interval(0.9)
+        expected = min(ends[0], student.low), max(ends[1], student.high)
+        interval = mean_interval(numbers, level=0.9)
+        assert (interval.low, interval.high) == pytest.approx(expected, rel=1e-6)
+        assert (interval.low, interval.high) != pytest.approx((student.low, student.high), rel=1e-6)
 
 
 @pytest.mark.parametrize("hits", [0, 1, 5, 9, 10])
@@ -208,6 +214,14 @@ def test_mosaics_without_common_images_are_independent_values() -> None:
     expected = paired_difference(VALUES, [0.0] * 8)
     assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
     assert not mean_interval(VALUES, images=[["a", "b", "c", "d"]] * 8).is_known  # these are only four images
+
+
+def test_mosaics_that_are_all_hits_have_wilsons_interval_of_the_independent_mosaics() -> None:
+    pictures = [[4 * number + part for part in range(4)] for number in range(8)]
+    expected = scipy.stats.binomtest(8, 8).proportion_ci(method="wilson")
+    interval = mean_interval([1.0] * 8, images=pictures)
+    assert (interval.low, interval.high) == pytest.approx((expected.low, 1.0), abs=1e-12)
+    assert paired_difference([1.0] * 8, [0.0] * 8, images=pictures).excludes(0)
 
 
 ALIKE: dict[str, Draw] = {  # eight methods, for all of which the same images are hard

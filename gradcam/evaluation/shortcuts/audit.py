@@ -74,7 +74,8 @@ def audit(
     Returns
     -------
     Audit
-        The clusters, the most suspicious first, and the whole-class cues. `failures` has a line for each image that was left out.
+        The clusters, the most suspicious first, and the whole-class cues. `failures` has a line for each image that was
+        left out.
 
     Raises
     ------
