@@ -33,6 +33,8 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)  # Gauss-Legendre quadratu
 # An interval needs six images, because a sign test of five pairs is never significant: its smallest p is 2 / 2**5. A
 # comparison needs eight images. With fewer, the intervals of skewed numbers contain the true mean too seldom.
 MIN_IMAGES_FOR_INTERVAL, MIN_IMAGES_TO_COMPARE = 6, 8
+# With fewer images in mosaics, 6 to 9 % of simulated studies mark one of eight equal methods as worse.
+MIN_MOSAIC_IMAGES_TO_COMPARE = 12
 ImageGroups = Sequence[Sequence[Hashable]]  # for each number, the images from which the number was computed
 
 
@@ -108,8 +110,8 @@ def mean_interval(values: Iterable[Any], *, level: float = CONFIDENCE, images: I
     """Compute the mean of one number per image, and its confidence interval.
 
     Metrics such as IoU and probabilities have skewed distributions, so means over few images are skewed as well. The
-    interval is therefore Student's t, extended by Hall's transformation, which corrects for skewness. If all numbers are 0 or 1, such
-    as hits, the interval is Wilson's. For example, 8 hits in 8 images give 0.68 to 1.
+    interval is therefore Student's t, extended by Hall's transformation, which corrects for skewness. If all numbers are
+    0 or 1, such as hits, the interval is Wilson's. For example, 8 hits in 8 images give 0.68 to 1.
 
     Parameters
     ----------
@@ -246,8 +248,10 @@ def find_distinguished_pairs(rows: Mapping[str, Sequence[Any]], images: ImageGro
     Holm's method. If all methods are equally good, the probability is at most 5 % that any method differs significantly
     from the best method. For pairs without the best method, the error rate can be higher if the numbers are skewed and
     one method has a much larger spread. In a simulation, the error rate is 20 % for eight methods with exponentially
-    distributed numbers and spreads from 1 to 10.
+    distributed numbers and spreads from 1 to 10. For mosaics of fewer than 12 images, the result is empty.
     """
+    if images is not None and len({name for group in images for name in group}) < MIN_MOSAIC_IMAGES_TO_COMPARE:
+        return set()
     p_values = {}
     for first, second in itertools.combinations(sorted(rows), 2):
         mean, error, freedom, _ = _estimate_mean(_subtract(rows[first], rows[second]), images)

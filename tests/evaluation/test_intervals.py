@@ -261,6 +261,14 @@ def test_methods_that_differ_are_told_apart() -> None:
     assert find_distinguished_pairs(with_equal_rows, None) == {frozenset("ac"), frozenset("bc")}
 
 
+@pytest.mark.parametrize(("pictures", "is_enough"), [(8, False), (11, False), (12, True)])
+def test_mosaics_of_few_images_distinguish_no_methods(pictures: int, is_enough: bool) -> None:
+    generator = np.random.default_rng(7)
+    values, fours = draw_mosaics(generator, pictures, pictures, 0.5)
+    rows = {"a": values, "b": values + 0.5 + 0.01 * generator.normal(size=pictures)}
+    assert find_distinguished_pairs(rows, fours) == ({frozenset("ab")} if is_enough else set())
+
+
 def test_pairs_are_tested_by_holms_procedure() -> None:
     generator = np.random.default_rng(5)
     for _ in range(50):
