@@ -35,6 +35,7 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)  # Gauss-Legendre quadratu
 MIN_IMAGES_FOR_INTERVAL, MIN_IMAGES_TO_COMPARE = 6, 8
 # With fewer images in mosaics, 6 to 9 % of simulated studies mark one of eight equal methods as worse.
 MIN_MOSAIC_IMAGES_TO_COMPARE = 12
+MIN_SHARED_FRACTION = 0.25  # of the variance of mosaics, attributed at least to their images
 ImageGroups = Sequence[Sequence[Hashable]]  # for each number, the images from which the number was computed
 
 
@@ -300,7 +301,9 @@ def _split_variance(numbers: Any, uses_image: Any) -> tuple[float, float]:
     mean_unshared, spread = unshared.mean(), ((unshared - unshared.mean()) ** 2).sum()
     if spread == 0:  # If d is the same for all pairs, no line can be fitted. All variance is attributed to the images.
         return float(squares.mean() / mean_unshared) if mean_unshared else 0.0, 0.0
-    slope = max(0.0, float(((unshared - mean_unshared) * (squares - squares.mean())).sum() / spread))
+    # With few mosaics, the slope is often near 0 by chance, and the interval would be too narrow.
+    min_slope = MIN_SHARED_FRACTION * float(squares.mean() / mean_unshared)
+    slope = max(min_slope, float(((unshared - mean_unshared) * (squares - squares.mean())).sum() / spread))
     intercept = float(squares.mean() - slope * mean_unshared)
     return (slope, intercept) if intercept >= 0 else (float(squares.mean() / mean_unshared), 0.0)
 
