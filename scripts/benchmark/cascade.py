@@ -88,8 +88,8 @@ def load_scenes(count: int = SCENES) -> Subject:
     return Subject(model, images, model(images).argmax(1))
 
 
-# The layers are those that `gradcam.explain` selects for the trained models.
-SUBJECTS = {"embedded model": (load_photographs, "layer4"), "narrow VGG11": (load_scenes, "features.20")}
+# Each model with the layer of Grad-CAM, whose convolutions are the last before the head.
+SUBJECTS = {"embedded model": (load_photographs, "layer4"), "narrow VGG11": (load_scenes, "features.18")}
 
 
 def tabulate(title: str, cascades: Sequence[Cascade], images: int) -> Table:
