@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmark.cases import ROOT
 from benchmark.measuring import Settings, report_progress
 from benchmark.quality import PICTURES
 from benchmark.tables import Table, correlate
 
 PEERS = ("pytorch-grad-cam", "torchcam", "captum")
+IN_PLACE_SCENES, IN_PLACE_SEED = 24, 51
 FUSED_LAYERS = ("layer3", "layer4")
 SHALLOW_LAYERS = (
     "stem.0",
@@ -194,3 +197,37 @@ def compare_agreement(settings: Settings) -> Iterator[Table]:
         f"{classifier.name}, each method at its default layer.",
     ]
     yield Table("agreement", "Agreement with other libraries", ["method", "layer", *PEERS], rows, notes, raw)
+    yield compare_in_place(settings)
+
+
+def compare_in_place(settings: Settings) -> Table:
+    """Compare Grad-CAM at a convolution whose output a ReLU overwrites in place."""
+    import gradcam
+
+    sys.path.insert(0, str(ROOT))  # Makes `tests` importable.
+    from tests import drawn
+    from tests.drawn import peers
+    from tests.drawn.pictures import draw_scenes, to_images
+
+    report_progress("agreement", "a ReLU in place")
+    model, images = drawn.load("vgg11"), to_images(list(draw_scenes(IN_PLACE_SEED, IN_PLACE_SCENES)))
+    classes, layer = model(images).argmax(1), peers.find_last_convolution(model)
+    explanation = gradcam.explain(model, images, layer, method="gradcam", target=classes.tolist())
+    exact = peers.scale_to_one(explanation.maps[:, 0])
+    rows, raw = [], []
+    for name, explain in {"by hand": peers.explain_by_hand, **peers.PEERS}.items():
+        if name in settings.missing:
+            rows.append([name, *["not measured"] * 3])
+            continue
+        maps = peers.scale_to_one(explain(model, images, classes).float())
+        deviations = (maps - exact).abs().amax((1, 2))
+        cells = [format_deviation(float(value)) for value in (deviations.median(), deviations.max())]
+        rows.append([name, *cells, f"{(deviations > 1e-4).sum()} of {len(images)}"])
+        raw.append({"peer": name, "deviations": deviations.tolist()})
+    notes = [f"Narrow VGG11, {layer}, {len(images)} drawn scenes, seed {IN_PLACE_SEED}, highest-scoring class."]
+    header = ["Grad-CAM of", "median deviation", "largest deviation", "deviates by more than 1e-4"]
+    return Table("inplace", "A ReLU that works in place", header, rows, notes, raw)
+
+
+def format_deviation(value: float) -> str:
+    return f"{value:.1g}" if value < 1e-2 else f"{value:.2f}"

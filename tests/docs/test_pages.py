@@ -267,7 +267,8 @@ def test_every_mark_of_the_bench_has_its_table() -> None:
     pages = BENCHMARKS + README.read_text(encoding="utf-8")
     marks = re.findall(r"<!-- bench (.+?) -->\n(.*?)<!-- end -->", pages, re.S)
     assert {key for key, _ in marks} == {
-        "summary", "environment", "agreement", "time cpu", "fixed cpu", "classes cpu", "methods cpu", "precision cpu",
+        "summary", "environment", "agreement", "inplace", "time cpu", "fixed cpu", "classes cpu", "methods cpu",
+        "precision cpu",
         "memory cpu", "perturbation cpu", "shell", "traits", "transformers cpu",
         "folder", "folder floor", "folder memory", "folder listing", "recording cpu", "features cpu", "callback cpu",
         "evaluation", "quality", "boxes", "time cuda", "classes cuda", "throughput cpu", "throughput cuda", "million",

@@ -1,4 +1,4 @@
-"""Small models of drawn images: a detector, a segmenter, image and text towers, and a Swin Transformer."""
+"""Small models of drawn images: a detector, a segmenter, image and text towers, a Swin Transformer, and a VGG11."""
 
 import re
 from collections import OrderedDict
@@ -13,6 +13,7 @@ from torchvision.models import SwinTransformer, VisionTransformer
 from torchvision.models.detection import RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.models.vgg import VGG, make_layers
 from torchvision.ops import FeaturePyramidNetwork
 
 from tests.drawn.pictures import COLOURS, SHAPES, SIZE
@@ -175,6 +176,30 @@ class SwinClassifier(SwinTransformer):
         return super().forward((images - 0.45) / 0.25)
 
 
+class NarrowVGG11(VGG):
+    """torchvision's VGG11, narrow: logits (N,14) of the six shapes and the eight colours in an image.
+
+    As in VGG11, a ReLU that works in place follows every convolution. The maximum over the positions, instead of their
+    mean, emphasises small objects.
+    """
+
+    layout: tuple[str | int, ...] = (8, "M", 16, "M", 32, 32, "M", 64, 64, "M", 64, 64, "M")
+
+    def __init__(self) -> None:
+        with torch.device("meta"):  # VGG creates a head of 120 million weights, which is replaced below.
+            super().__init__(nn.Identity(), init_weights=False)
+        self.features = make_layers(list(self.layout))
+        self.avgpool = nn.AdaptiveMaxPool2d(1)
+        self.classifier = nn.Sequential(nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 14))
+        for module in self.features:
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward((images - 0.45) / 0.25)
+
+
 class SentenceTower(nn.Module):
     """A text tower: one transformer layer over tokens (T,length), and the mean over words as the embedding."""
 
@@ -225,6 +250,7 @@ MODELS = {
     "convolutional": lambda: Matcher(ConvolutionalTower()),
     "transformer": lambda: Matcher(TransformerTower()),
     "swin": SwinClassifier,
+    "vgg11": NarrowVGG11,
 }
 
 
