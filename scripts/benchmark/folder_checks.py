@@ -13,7 +13,6 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -39,7 +38,7 @@ HeatmapFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]
 class BugCase:
     """A heatmap function with a bug, the kind under which the bug must be reported, and where the bug is.
 
-    `change` modifies the classifier, for a bug in its preprocessing. `kind` is None for functions without a bug.
+    `kind` is None for functions without a bug. `is_reversed` is True if the images are read in BGR order.
     """
 
     title: str
@@ -47,7 +46,7 @@ class BugCase:
     make: Callable[[HeatmapFunction, tuple[int, int]], HeatmapFunction]
     method: str = "gradcam"
     is_wide: bool = False
-    change: Callable[[Classifier], Classifier] = lambda classifier: classifier
+    is_reversed: bool = False
     words: str = ""
 
 
@@ -61,13 +60,13 @@ def list_cases() -> list[BugCase]:
         BugCase("moved by one cell", "displaced", move_by_cell, words="right"),
         BugCase("moved by an eighth", "displaced", move_by_eighth, words="down"),
         BugCase("next class index", "class", explain_next_class, words="+1"),
-        BugCase("class index - 2", "class", explain_earlier_class, words="-2"),
+        BugCase("previous class index", "class", explain_previous_class, words="-1"),
         BugCase("centre crop, stretched", "crop", stretch_crop, is_wide=True),
         BugCase("80 % crop, stretched", "crop", stretch_smaller_crop, is_wide=True),
         BugCase("x and y swapped", "swapped", swap_axes),
         BugCase("mirrored", "mirrored", mirror),
         BugCase("BGR in the function", "colour", explain_bgr),
-        BugCase("BGR in the preprocessing", "colour", keep, change=read_bgr),
+        BugCase("BGR in the preprocessing", "colour", keep, is_reversed=True),
         BugCase("no normalisation in the function", "normalisation", explain_unscaled),
     ]
 
@@ -100,8 +99,8 @@ def explain_next_class(explain: HeatmapFunction, cells: tuple[int, int]) -> Heat
     return offset_class(explain, 1)
 
 
-def explain_earlier_class(explain: HeatmapFunction, cells: tuple[int, int]) -> HeatmapFunction:
-    return offset_class(explain, -2)
+def explain_previous_class(explain: HeatmapFunction, cells: tuple[int, int]) -> HeatmapFunction:
+    return offset_class(explain, -1)
 
 
 def stretch(explain: HeatmapFunction, share: float) -> HeatmapFunction:
@@ -151,12 +150,6 @@ def resize_nearest(explain: HeatmapFunction, cells: tuple[int, int]) -> HeatmapF
     return explain_coarsely
 
 
-def read_bgr(classifier: Classifier) -> Classifier:
-    """Return the classifier with a reader that forgets to convert OpenCV's BGR to RGB."""
-    reverse = lambda image: image[..., ::-1].copy()  # noqa: E731
-    return replace(classifier, reader=lambda path, data=None: reverse(path))
-
-
 def crop_photographs(*, is_wide: bool) -> list[Any]:
     """Return parts of photographs: random squares, or random rectangles of 3:2 to 2:1 if `is_wide`."""
     from gradcam import read_image
@@ -165,7 +158,7 @@ def crop_photographs(*, is_wide: bool) -> list[Any]:
     for number in range(IMAGES):
         image = read_image(ROOT / "assets" / PHOTOGRAPHS[number % len(PHOTOGRAPHS)])
         ratio = rng.uniform(1.5, 2.0) if is_wide else 1.0
-        height = int(min(image.shape[0], image.shape[1] / ratio) * rng.uniform(0.6, 1.0))
+        height = int(min(image.shape[0], image.shape[1] / ratio) * rng.uniform(0.75, 1.0))
         width = int(height * ratio)
         top, left = (int(rng.integers(0, whole - side + 1)) for whole, side in zip(image.shape, (height, width)))
         images.append(image[top : top + height, left : left + width].copy())
@@ -203,29 +196,31 @@ def load_drawn_classifier() -> Classifier:
 
 
 def measure_all(classifier: Classifier, draw: Callable[..., list[Any]]) -> Iterator[tuple[BugCase, list[MapEvidence]]]:
-    """Yield each case, and its evidence on all images. The exact maps are computed once per image."""
+    """Yield each case, and its evidence on all images. The exact maps are computed once per image.
+
+    The classes of drawn scenes are known, and are passed as targets.
+    """
+    from gradcam.cam.methods.table import find_method
     from gradcam.evaluation import Explainer
     from gradcam.evaluation.checks.map_evidence import compute_exact_maps
 
-    torch.manual_seed(0)
     cases = list_cases()
     evidence: dict[str, list[MapEvidence]] = {case.title: [] for case in cases}
-    settings = {(case.is_wide, case.change) for case in cases}
-    for is_wide, change in sorted(settings, key=str):
-        selected = [case for case in cases if (case.is_wide, case.change) == (is_wide, change)]
-        changed = change(replace(classifier, fit="whole") if is_wide else classifier)
+    explainer = Explainer(("gradcam",), classifier.layer, activation=classifier.activation)
+    for is_wide, is_reversed in ((False, False), (True, False), (False, True)):
+        selected = [case for case in cases if (case.is_wide, case.is_reversed) == (is_wide, is_reversed)]
+        fitted = replace(classifier, fit="whole") if is_wide else classifier
         for number, image in enumerate(draw(is_wide=is_wide)):
             report_progress("folderchecks", classifier.name, str(number))
-            prepared = changed.prepare(image if change is not read_bgr else image[..., ::-1].copy())
-            explainer = Explainer(("gradcam",), classifier.layer, activation=classifier.activation)
-            exact = compute_exact_maps(changed, prepared, explainer)
+            prepared = fitted.prepare(image[..., ::-1].copy() if is_reversed else image)
+            target = number % 4 if draw is draw_images else None
+            exact = compute_exact_maps(fitted, prepared, explainer, target)
             subject = exact.subject
             for case in selected:
-                explain = Explainer((case.method,), classifier.layer, activation=classifier.activation)
-                function = case.make(explain.only(next(iter(explain.explained))), exact.evidence.cells)
-                with torch.no_grad():
-                    heatmap = function(subject.model, subject.images, subject.classes)
-                evidence[case.title].append(exact.compare(heatmap))
+                source = find_method(case.method)
+                explain = replace(explainer, names=(source,)).only(source.name)
+                function = case.make(explain, exact.evidence.cells)
+                evidence[case.title].append(exact.compare(function(subject.model, subject.images, subject.classes)))
     for case in cases:
         yield case, evidence[case.title]
 

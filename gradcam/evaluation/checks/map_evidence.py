@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from gradcam.cam.compare import compare
 from gradcam.cam.explain import Explanation
 from gradcam.cam.methods.base import Method
-from gradcam.errors import GradcamError, ModelError, format_fields
+from gradcam.errors import GradcamError, GradcamWarning, ModelError, format_fields
 from gradcam.evaluation.explainers import Explainer, run_explain
 from gradcam.evaluation.heatmap_sources import Explainable
 from gradcam.evaluation.metrics.soundness import rank_correlation
@@ -32,7 +33,7 @@ MAX_SHIFT = 18  # largest displacement, in samples: 3/8 of the image
 CLASS_OFFSETS = (1, -1, 2, -2, 3, -3)  # Of several offsets that fit equally well, the first is reported.
 SCALES = (0.5, 0.57, 0.66, 0.75, 0.87, 1.15, 1.32, 1.5, 1.75, 2.0)
 CROP_SHARES = (1.0, 0.875)  # side of a centre crop, as a share of the shorter side
-MIN_PROBABILITY = 1e-6  # Probabilities are clamped to this distance from 0 and 1.
+MIN_PROBABILITY = 1e-30
 EXACT, RIVAL, BGR, CROP = "exact", "class rival", "BGR", "crop"
 
 
@@ -44,8 +45,8 @@ class MapEvidence:
     scaled to [0,1]. `rank_correlation` is Spearman's correlation with these maps. `cells` is the (height, width) of the
     layer's grid. `fits` maps each reference method and each hypothesis to Pearson's correlation. `surfaces` maps each
     reference method to its correlation at all displacements (2S+1,2S+1), in samples. `gains` maps each colour order or
-    normalisation to the change in the log-odds of the class. `network_offset` is the distance (across, down), in cells,
-    of receptive fields from the places where the heatmap draws their cells; None if it cannot be measured.
+    normalisation to the gain in the score of the class (`measure_gains`). `network_offset` is the distance (across,
+    down), in cells, of receptive fields from the places where the heatmap draws their cells; None if it cannot be measured.
     """
 
     class_index: int
@@ -123,7 +124,9 @@ def compute_exact_maps(
         indices = torch.tensor([classes] * len(variants), device=images.device)
         score = ClassTarget(indices, score=explainer.score, activation=classifier.activation)
         options: Any = {"target": score, "reshape": explainer.reshape}
-        explanations = compare(model, variants, layers=[layer], methods=methods, **options) if methods else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GradcamWarning)  # The check of the image warns, too.
+            explanations = compare(model, variants, layers=[layer], methods=methods, **options) if methods else {}
         return {method: explanation for (_, method), explanation in explanations.items()}
 
     rival = int(subject.all_probabilities[0].scatter(0, subject.classes, -1).argmax())
@@ -178,12 +181,17 @@ def make_colour_variants(classifier: Classifier, images: Tensor) -> dict[str, Te
 
 
 def measure_gains(subject: Subject, variants: Mapping[str, Tensor], *, is_fixed: bool) -> dict[str, float]:
-    """Return the gain in log-odds of the class (`is_fixed`), or of the top class, for each variant of the image."""
+    """Return the gain of the class (`is_fixed`), or of the top class, for each variant of the image.
+
+    The gain is in log-probability, divided by the standard deviation over the classes. Without the division, every
+    variant of higher contrast would be better, because larger inputs give larger logits.
+    """
     images = torch.cat([subject.images, *variants.values()])
     probabilities = Subject(subject.model, images, activation=subject.activation).all_probabilities
-    values = probabilities[:, int(subject.classes)] if is_fixed else probabilities.amax(1)
-    log_odds = values.cpu().double().clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY).logit()
-    return dict(zip(variants, (log_odds[1:] - log_odds[0]).tolist()))
+    logs = probabilities.cpu().double().clamp(min=MIN_PROBABILITY).log()
+    scores = (logs - logs.mean(1, keepdim=True)) / logs.std(1, keepdim=True).clamp(min=MIN_PROBABILITY)
+    values = scores[:, int(subject.classes)] if is_fixed else scores.amax(1)
+    return dict(zip(variants, (values[1:] - values[0]).tolist()))
 
 
 def crop_centre(images: Tensor) -> list[tuple[float, Tensor]]:
@@ -231,11 +239,14 @@ def correlate_shifted(supplied: Tensor, exact: Tensor) -> Tensor:
     Only the pixels in which both maps overlap count, so values that a shift moves out of the image do not matter.
     """
     maps = [torch.stack([torch.ones_like(values), values, values**2]) for values in (supplied, exact)]
-    sums = F.conv2d(F.pad(maps[0][:, None], (MAX_SHIFT,) * 4), maps[1][:, None])
+    first, second = (
+        torch.fft.rfft2(F.pad(values, (pad, 2 * MAX_SHIFT - pad) * 2)) for values, pad in zip(maps, (MAX_SHIFT, 0))
+    )
+    sums = torch.fft.irfft2(first[:, None] * second.conj())[..., : 2 * MAX_SHIFT + 1, : 2 * MAX_SHIFT + 1]
     count = sums[0, 0]
     variances = (count * sums[2, 0] - sums[1, 0] ** 2) * (count * sums[0, 2] - sums[0, 1] ** 2)
-    surface = (count * sums[1, 1] - sums[1, 0] * sums[0, 1]) / variances.clamp(min=1e-9).sqrt()
-    return torch.where(variances > 1e-9, surface, 0.0).clamp(-1, 1)
+    surface = (count * sums[1, 1] - sums[1, 0] * sums[0, 1]) / variances.clamp(min=1e-6).sqrt()
+    return torch.where(variances > 1e-6, surface, 0.0).clamp(-1, 1)
 
 
 def measure_deviation(heatmap: Tensor, explanation: Explanation) -> float:
