@@ -51,9 +51,7 @@ class BugCase:
 
 
 def list_cases() -> list[BugCase]:
-    cases = [
-        BugCase(method, None, keep, method) for method in ("gradcam", "layercam", "hirescam", "gradcam++", "xgradcam")
-    ]
+    cases = [BugCase(method, None, keep, method) for method in ("gradcam", "layercam", "hirescam", "gradcam++")]
     return [
         *cases,
         BugCase("nearest-neighbour interpolation", None, resize_nearest),

@@ -31,6 +31,7 @@ MIN_GAIN, MIN_INEXACT_GAIN = 0.02, 0.1  # gain in mean correlation of a bug, wit
 MIN_SHIFT, MIN_INEXACT_SHIFT = 0.25, 0.75  # smallest displacement in cells, with and without an exact map
 MIN_COLOUR_GAIN = 0.2  # smallest mean gain of the class that shows a wrong colour order or normalisation
 SAME_OFFSET_CELLS = 0.2  # A displacement this close to the network's offset places cells on their receptive fields.
+TIE = 1e-3  # A smaller gain in correlation counts for neither hypothesis.
 RESAMPLES = 999
 MAX_OTHER_IMAGES = 8  # number of images of the set to compare an image with
 DISPLACED = "displaced"
@@ -140,9 +141,10 @@ class FolderVerdict:
 
     def _find_map_bugs(self) -> Iterator[Bug]:
         name = max(self.fits, key=lambda name: self.fits[name].mean())
-        gain, fit = mean_interval(self.fits[name] - self.fits[EXACT]), self.fits[name].mean()
-        is_exact = fit >= MIN_FIT
-        if gain.low <= 0 or gain.mean < (MIN_GAIN if is_exact else MIN_INEXACT_GAIN) or fit < MIN_EXPLAINED_FIT:
+        gains, fit = self.fits[name] - self.fits[EXACT], self.fits[name].mean()
+        gain, is_exact = mean_interval(gains), fit >= MIN_FIT
+        wins = mean_interval(gains[abs(gains) > TIE] > 0)  # The gains are too skewed for an interval of their mean.
+        if wins.low <= 1 / 2 or gain.mean < (MIN_GAIN if is_exact else MIN_INEXACT_GAIN) or fit < MIN_EXPLAINED_FIT:
             return
         if name != DISPLACED:
             yield Bug(*self._describe(name), gain)

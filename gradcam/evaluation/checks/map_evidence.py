@@ -173,11 +173,13 @@ def make_colour_variants(classifier: Classifier, images: Tensor) -> dict[str, Te
         "values from 0 to 1": values,
         "values from 0 to 255": values * 255,
         "two normalisations": (images - mean) / std,
+        "BGR after normalisation": images.flip(1),
     }
-    different = {
-        name: variant for name, variant in normalised.items() if not torch.allclose(variant, images, atol=1e-3)
-    }
-    return {BGR: (values.flip(1) - mean) / std, **different}
+    variants = {BGR: (values.flip(1) - mean) / std}
+    for name, variant in normalised.items():
+        if not any(torch.allclose(variant, other, atol=1e-3) for other in (images, *variants.values())):
+            variants[name] = variant
+    return variants
 
 
 def measure_gains(subject: Subject, variants: Mapping[str, Tensor], *, is_fixed: bool) -> dict[str, float]:
