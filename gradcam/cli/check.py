@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import textwrap
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from gradcam.cli._job import (
     list_input_files,
     load_model,
     print_notes,
+    print_outcome,
     process_images,
     require_images,
     write_file,
@@ -30,14 +32,18 @@ from gradcam.cli._job import (
 from gradcam.cli._settings import OutputMode, to_single_target, to_single_target_settings
 from gradcam.errors import GradcamError, escape_controls
 from gradcam.evaluation.heatmap_sources import CONTROLS, find_explainable
+from gradcam.evaluation.intervals import MIN_IMAGES_FOR_INTERVAL
 from gradcam.options import MAX_SEED
 from gradcam.plugins import list_entry_points
+from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
+    from gradcam.evaluation.checks.map_evidence import MapEvidence
     from gradcam.evaluation.checks.verdict import Verdict
     from gradcam.models.classifier import Classifier
     from gradcam.models.preprocess import Prepared
 
+CheckedImage = tuple["Verdict", list["MapEvidence"]]
 COLOURS = {"passed": "green", "undecided": "yellow", "failed": "red"}
 WIDTH = 100  # characters per line
 MIN_OTHER_IMAGES, MAX_OTHER_IMAGES = 3, 8  # limits of the number of images to compare with
@@ -115,8 +121,12 @@ def check_command(
     classes. With several --text, only the first sentence is tested. For captions, one word is tested, and compared with
     other words of the caption. If the image hardly changes the word's probability, the verdict is undecided.
 
+    With 6 or more images, a verdict over all images follows. It reports the bugs that repeat over the images: displaced
+    or mirrored heatmaps, a wrong class index, a wrong colour order. The heatmaps of your own function (--method
+    FILE.py:NAME) are compared with gradcam's heatmaps at the same layer.
+
     Without --fail-on, the exit status is 0 if every image could be tested, for any verdict. With --json, the key
-    "outcome" holds the verdict.
+    "outcome" holds the verdict, and the last record has the verdict over all images under the key "folder".
     """
     output = OutputMode(as_json, quiet)
     require_images(images, output)
@@ -124,6 +134,8 @@ def check_command(
     with terminal.custom_code_context(*params["methods"]):
         methods: list[Any] = [*{method.name: method for method in map(find_explainable, params["methods"])}.values()]
     settings = to_single_target_settings(params, params["class_"])
+    from gradcam.evaluation.checks.folder import measure_image
+
     inputs, results = list_input_files(images, settings.target_choice), len(images) * max(1, len(methods))
     destination = find_destination(params["output"], inputs, results)
     classifier = load_model(settings.model, layer=params["layer"])
@@ -132,10 +144,14 @@ def check_command(
     print_notes(classifier.notes, output)
     options["other_images"] = _prepare_other_images(classifier, images) if len(images) > MIN_OTHER_IMAGES else {}
     outcomes: list[str] = []
+    folders: dict[Any, list[CheckedImage]] = {method: [] for method in methods or [None]}  # None: the default method.
 
     def process(method: Any, image: Path) -> ImageResult:
         start, prepared = time.perf_counter(), classifier.prepare(image)
-        verdict = _check(classifier, prepared, image, {**options, "method": method}, output)
+        method_options = {**options, "method": method}
+        verdict = _check(classifier, prepared, image, method_options, output)
+        evidence = measure_image(classifier, prepared, method_options) if len(images) >= MIN_IMAGES_FOR_INTERVAL else []
+        folders[method].append((verdict, evidence))
         path = destination.claim(image, f"-{verdict.method}-check{find_suffix(settings.model)}")
         write_file(path, verdict.panel())
         outcomes.append(verdict.outcome)
@@ -143,8 +159,11 @@ def check_command(
         title = terminal.format_title(str(image), size, verdict.model, classifier.device, seconds)
         return {**verdict.to_record(), "panel": str(path)}, partial(_format, title, verdict, str(path))
 
-    processes = [partial(process, method) for method in methods or [None]]  # None means the default method.
-    status = max(process_images(images, function, output, classifier.name, {}) for function in processes)
+    status = 0
+    for method, checked_images in folders.items():
+        status |= process_images(images, partial(process, method), output, classifier.name, {})
+        if len(images) > 1:
+            _print_folder(checked_images, params["seed"], output)
     return status or int(fail_on is not None and not {fail_on, "failed"}.isdisjoint(outcomes))
 
 
@@ -167,3 +186,20 @@ def _check(
     other_images = [other for path, other in options["other_images"].items() if path != image]
     with terminal.show_pass_progress(output) as progress:
         return check(classifier, prepared, **{**options, "other_images": other_images}, progress=progress)
+
+
+def _print_folder(checked_images: Sequence[CheckedImage], seed: int, output: OutputMode) -> None:
+    """Print the verdict over all images, or the reason why there is none."""
+    from gradcam.evaluation.checks.folder import FolderVerdict, require_images
+
+    verdicts = tuple(verdict for verdict, _ in checked_images)
+    try:
+        require_images(len(verdicts))
+    except GradcamError as error:
+        if not output.as_json and not output.quiet:
+            click.echo(f"  {error}")
+        return
+    folder = FolderVerdict(verdicts, tuple(item for _, evidence in checked_images for item in evidence), seed)
+    names = {"schema": SCHEMA, "model": verdicts[0].model, "method": verdicts[0].method}
+    lines = [f"{len(verdicts)} images, by {verdicts[0].method}: {_style(folder.outcome)}", *_wrap(folder.summary, "  ")]
+    print_outcome(None, lambda: json.dumps({**names, "folder": folder.to_record()}), lambda: "\n".join(lines), output)

@@ -3,6 +3,7 @@ from .annotations import Truth as Truth
 from .annotations import read_annotations as read_annotations
 from .checks.check import check as check
 from .checks.control_maps import ControlMap as ControlMap
+from .checks.folder import FolderVerdict as FolderVerdict
 from .checks.uncertainty import uncertainty as uncertainty
 from .checks.verdict import Verdict as Verdict
 from .explainers import Explainer as Explainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from gradcam.evaluation.checks.control_maps import (
     make_spectrum_noise,
 )
 from gradcam.evaluation.checks.findings import CheckArtifacts, Outcome, TestResult
+from gradcam.evaluation.checks.folder import FolderVerdict, check_folder
 from gradcam.evaluation.checks.placement import (
     CELLS,
     PlacementGrid,
@@ -80,10 +81,18 @@ CONSTANT_MESSAGE = "The heatmap is constant: it marks nothing."
 ALONE_NOTE = "The model does not recognise the class among other images, so the image was tested alone."
 
 
-@accept_old_parameters
+@overload
+def check(classifier: Classifier, image: ImageInput, **options: Any) -> Verdict: ...
+
+
+@overload
+def check(classifier: Classifier, image: list[Any], **options: Any) -> FolderVerdict: ...
+
+
+@accept_old_parameters  # type: ignore[misc]  # The overloads do not repeat the options.
 def check(
     classifier: Classifier,
-    image: ImageInput,
+    image: ImageInput | list[Any],
     *,
     method: str | ExplainFunction | None = None,
     layer: str | nn.Module | None = None,
@@ -93,7 +102,7 @@ def check(
     other_images: Sequence[ImageInput] = (),
     seed: int = 0,
     progress: Progress | None = None,
-) -> Verdict:
+) -> Verdict | FolderVerdict:
     """Test whether a heatmap can be trusted, and compare the heatmap with control maps that do not explain the class.
 
     - stability: does the heatmap stay the same under a little noise?
@@ -125,8 +134,9 @@ def check(
     ----------
     classifier : Classifier
         The model.
-    image : image
-        The image, as in `Classifier.explain`.
+    image : image or list of images
+        The image, as in `Classifier.explain`. With a list of 6 or more images, each image is checked. The result is then
+        a `FolderVerdict`, which also reports the bugs that repeat over the images, such as displaced heatmaps.
     method : str, Method or callable, default None
         A name in `METHODS` or `CONTROLS`, a method, `FILE.py:NAME`, or a function of a model, images (N,C,H,W) and
         classes (N,) that returns heatmaps (N,H,W), from any library. A function receives one image at a time. The tests
@@ -135,7 +145,8 @@ def check(
     layer : str or nn.Module, default None
         As in `Classifier.explain`. Custom functions ignore the layer.
     target : int or str, default None
-        A class by index or label; None for the top class. For models of other tasks, such as detectors: a target as in
+        A class by index or label; None for the top class. For a list of images, also a list of classes, one per image.
+        For models of other tasks, such as detectors: a target as in
         `explain`. If the target selects several boxes or masks, the first one is tested. For models of other tasks, the
         tests use other detections or other targets instead of other classes.
     score : str, default "logit"
@@ -152,7 +163,7 @@ def check(
 
     Returns
     -------
-    Verdict
+    Verdict or FolderVerdict
         The results. `outcome` is "passed", "undecided" or "failed". `distinguished_from` names the control maps that the
         heatmap beats.
 
@@ -181,6 +192,9 @@ def check(
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise GradcamError(f"seed is {shorten(seed)}, expected an int.")
+    if isinstance(image, list):
+        options = {"method": method, "layer": layer, "target": target, "score": score, "reshape": reshape, "seed": seed}
+        return check_folder(check, classifier, image, {**options, "other_images": other_images, "progress": progress})
     ClassTarget(score=score)  # An unknown score raises an error that lists the valid scores.
     prepared = classifier.prepare(image)
     comparison_images = other_images if len(other_images) >= CELLS - 1 else read_bundled_images()
