@@ -9,8 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.evaluation import Subject
-from gradcam.evaluation.checks.check import RANDOM_POSITIONS, move_randomly
-from gradcam.evaluation.checks.control_maps import compare_with_control, make_control_maps, make_spectrum_noise
+from gradcam.evaluation.checks.control_maps import (
+    RANDOM_POSITIONS,
+    compare_with_control,
+    make_control_maps,
+    make_spectrum_noise,
+    move_randomly,
+)
 from gradcam.evaluation.checks.placement import (
     FILLINGS,
     SINGLE_IMAGE_SHARES,

@@ -24,9 +24,17 @@ from gradcam.evaluation.checks.control_maps import (
     compare_with_control,
     make_control_maps,
     make_spectrum_noise,
+    move_randomly,
 )
 from gradcam.evaluation.checks.findings import CheckArtifacts, Outcome, TestResult
 from gradcam.evaluation.checks.folder import FolderVerdict, check_folder
+from gradcam.evaluation.checks.near_controls import (
+    MASK_BATCHES,
+    NearFindings,
+    compare_near,
+    find_grid,
+    measure_evidence,
+)
 from gradcam.evaluation.checks.placement import (
     CELLS,
     PlacementGrid,
@@ -72,11 +80,13 @@ MIN_EVIDENCE = 0.2  # If the drop in probability, or the share of the evidence, 
 MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # A recognised class exceeds chance (1 / classes) by at least this much.
 RANDOM_NETWORKS = 9  # By chance, an untrained model beats nine other untrained models in one of ten cases.
 MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve that passes the placement test
-RANDOM_POSITIONS = 19  # By chance, the original position is better than nineteen others in one of twenty cases.
 SIGNIFICANCE_LEVEL = 0.05
 # The largest number of heatmaps in a check. The terms of the sum are: the image, noisy images, other classes, other
-# weights, another image, the grid, five views, and the control maps.
+# weights, another image, the grid, five views, the control maps, and the near controls: batches of hidden parts, and the
+# classes of the two neighbouring indices.
 MAX_HEATMAPS = 1 + NOISE_SAMPLES + (1 + RANDOM_CLASSES) + RANDOMISATION_STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
+MAX_HEATMAPS += MASK_BATCHES + 2
+RANDOM_NEAR_CLASSES = 2  # number of random classes among the near controls
 CONSTANT_MESSAGE = "The heatmap is constant: it marks nothing."
 ALONE_NOTE = "The model does not recognise the class among other images, so the image was tested alone."
 
@@ -223,6 +233,12 @@ def check(
     # The places of pieces are known.
     doubtful_layer = target_layer if getattr(classifier, "pixel_size", None) is None else None
     tests, controls = checks.run()
+    doubt = doubtful_layer and find_misplacement(unwrap(classifier.model), images, doubtful_layer, to_reshape(reshape))
+    near = None
+    if not doubt and not words and all(test.outcome == "passed" for test in tests):
+        near = checks.compare_near(
+            find_grid(subject, layer_name, reshape) if kind == "class" else None, kind == "class"
+        )
     counter.reach(MAX_HEATMAPS)
     return Verdict(
         tests=tests,
@@ -237,9 +253,9 @@ def check(
         labels=classifier.labels,
         image=crop(prepared.reading.picture, find_canvas(classifier.preprocess, prepared)),
         artifacts=checks.artifacts,
-        doubt=doubtful_layer
-        and find_misplacement(unwrap(classifier.model), images, doubtful_layer, to_reshape(reshape)),
+        doubt=doubt,
         notes=tuple(checks.notes),
+        near=near,
     )
 
 
@@ -538,20 +554,23 @@ class SanityChecks:
         rival = ANOTHER_WORD if len(self.words) > 1 else RIVAL
         return {**makers, rival: explain_rival, "random weights": explain_random_network}
 
+    def compare_near(self, cells: Sequence[int] | None, has_classes: bool) -> NearFindings:
+        """Compare the heatmap with near controls, on evidence that does not come from the heatmap."""
+        subject, artifacts, class_maps = self.subject, self.artifacts, dict[str, Tensor]()
+        if has_classes and artifacts.rival_maps is not None:
+            index, count = int(subject.classes), subject.all_probabilities.shape[1]
+            maps = dict(zip(artifacts.rivals[: 1 + RANDOM_NEAR_CLASSES], artifacts.rival_maps))
+            for neighbour in ((index + 1) % count, (index - 1) % count):  # A class index may be off by one.
+                if neighbour != index and neighbour not in maps:
+                    maps[neighbour] = self.compute_heatmaps(subject.images, neighbour)[0]
+            labels = self.labels
+            class_maps = {name_class(i, None if labels is None else labels[i], with_index=True): maps[i] for i in maps}
+        evidence = measure_evidence(subject, cells, self.seed, self.counter.step)
+        return compare_near(artifacts.heatmap, evidence, cells, class_maps, self.seed)
+
     def _explain_grid(self, grid: PlacementGrid, **options: Any) -> Tensor:
         images = grid.images[:1] if grid.is_alone else grid.images  # Without a grid, all images are equal.
         return self.compute_heatmaps(images, **options).expand(CELLS, -1, -1)
-
-
-def move_randomly(heatmap: Tensor, seed: int) -> list[Tensor]:
-    """Return copies of a heatmap (H,W), randomly shifted (with wrap-around) and randomly mirrored."""
-    generator = make_generator(seed, "elsewhere")
-    sample = partial(torch.randint, size=(1,), generator=generator, dtype=torch.int64, device="cpu")
-    moved_maps = []
-    for _ in range(RANDOM_POSITIONS):
-        down, across, is_mirrored = (int(sample(high=limit)) for limit in (*heatmap.shape, 2))
-        moved_maps.append((heatmap.flip(1) if is_mirrored else heatmap).roll((down, across), (0, 1)))
-    return moved_maps
 
 
 def _evaluate_placement(order: Tensor) -> TestResult:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradcam.errors import format_fields
+from gradcam.cam.explain import explain
+from gradcam.errors import GradcamError, format_fields
 from gradcam.evaluation.checks.control_maps import make_spectrum_noise
 from gradcam.evaluation.checks.placement import EPSILON, fill_blur
 from gradcam.evaluation.subject import Subject, make_generator
@@ -42,6 +43,8 @@ SHAPES = {
     "half noise": "the heatmap mixed with 50 % noise",
     "blob at maximum": "a blob at the heatmap's maximum",
 }
+
+EMPTY_RECORD: dict[str, Any] = {"resolution": None, "class_verified": None, "classes_compared": 0, "near_controls": []}
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,17 @@ class NearFindings:
 
     @property
     def class_verified(self) -> bool | None:
+        """Return whether the maps of all other classes do worse; None if no other class was compared."""
         return not self.unbeaten_classes if self.classes_compared else None
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the findings as record keys and values."""
+        return {
+            "resolution": dict(vars(self.resolution)),
+            "class_verified": self.class_verified,
+            "classes_compared": self.classes_compared,
+            "near_controls": [dict(vars(control)) for control in self.controls],
+        }
 
     @property
     def summary(self) -> str:
@@ -141,6 +154,18 @@ class NearFindings:
         if as_good := [SHAPES[control.name] for control in self.controls if control.is_shape_as_good]:
             sentences.append(f"Not distinguished from {', '.join(as_good)}.")
         return " ".join(sentences)
+
+
+def find_grid(subject: Subject, layer: str | None, reshape: Any) -> tuple[int, ...] | None:
+    """Return the height and width of the layer's grid; None if the layer has no grid, or one of single pixels."""
+    try:
+        maps = explain(
+            subject.model, subject.images, layer, method="gradcam", target=int(subject.classes), reshape=reshape
+        )
+    except GradcamError:
+        return None
+    grid = tuple(maps.maps.shape[2:])
+    return grid if len(grid) == 2 and max(grid) <= MAX_GRID_CELLS else None
 
 
 def measure_evidence(

@@ -9,6 +9,7 @@ from typing import Any
 from gradcam.errors import shorten
 from gradcam.evaluation.checks.control_maps import RIVALS, ControlMap
 from gradcam.evaluation.checks.findings import OUTCOMES, PASSED_NOTE, CheckArtifacts, Outcome, TestResult
+from gradcam.evaluation.checks.near_controls import EMPTY_RECORD, Displacement, NearFindings
 from gradcam.evaluation.checks.panel import PanelData, draw_verdict
 from gradcam.images.read import Pixels
 from gradcam.models.labels import name_class
@@ -65,6 +66,9 @@ class Verdict:
         A readable name of the target if it is not a class, such as "box 0, person".
     target_fields : mapping
         The explained target, as record keys and values: "box", "number", "text" and so on.
+    near : NearFindings or None
+        The comparison with near controls, such as the heatmap moved by one cell; None unless all tests passed, and None
+        for words.
 
     Examples
     --------
@@ -94,6 +98,7 @@ class Verdict:
     notes: tuple[str, ...] = ()
     title: str | None = None
     target_fields: Mapping[str, Any] = field(default_factory=dict)
+    near: NearFindings | None = None
 
     def __repr__(self) -> str:
         tests = ", ".join(f"{test.name} {test.outcome} ({test.value:.2g})" for test in self.tests)
@@ -110,6 +115,19 @@ class Verdict:
     def class_name(self) -> str:
         """Return the explained class with its index, or the `title` if the target is not a class."""
         return self.title or name_class(self.index, self.label, with_index=True)
+
+    @property
+    def resolution(self) -> Displacement | None:
+        """Return the smallest displacement that was refuted: moved by it in any direction, the heatmap does worse.
+
+        None if the verdict is not "passed", or if the target is a word.
+        """
+        return None if self.near is None else self.near.resolution
+
+    @property
+    def class_verified(self) -> bool | None:
+        """Return whether the heatmaps of all compared other classes do worse; None if no class was compared."""
+        return None if self.near is None else self.near.class_verified
 
     @property
     def distinguished_from(self) -> list[str]:
@@ -135,6 +153,8 @@ class Verdict:
         as_good = [control.words for control in strict_controls if not control.is_distinguished]
         if as_good:
             sentences.append(f"The heatmap is not distinguished from {', '.join(as_good)}.")
+        if self.near is not None:
+            sentences.append(self.near.summary)
         if self.rival is not None:
             noun = "Another word" if "word" in self.target_fields else "The rival class"
             sentences.append(f"{noun} has the same heatmap: {self.rival}.")
@@ -180,5 +200,6 @@ class Verdict:
             "distinguished_from": self.distinguished_from,
             "same_map": self.rival,
             "notes": list(self.notes),
+            **(EMPTY_RECORD if self.near is None else self.near.to_record()),
         }
         return add_old_keys(CHECK, record)

@@ -1,0 +1,83 @@
+"""Test the near controls of a check: moved maps, maps of other classes, and the test of two correlations."""
+
+import numpy as np
+import pytest
+import torch
+
+from gradcam.evaluation.checks.near_controls import (
+    DIRECTIONS,
+    Evidence,
+    compare_near,
+    compute_williams_t,
+    list_displacements,
+    mirror_about_centroid,
+    move,
+    sample_masks,
+)
+
+SIZE, GRID = (56, 56), (7, 7)
+
+
+def make_evidence(truth: torch.Tensor) -> Evidence:
+    """Return evidence of a model whose score is the sum of `truth` on the visible pixels, with a little noise."""
+    masks = sample_masks(SIZE, GRID, 0).float()
+    falls = (masks * truth).sum((1, 2)).double()
+    noise = torch.randn(len(falls), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return Evidence(masks, falls + 0.05 * falls.std() * noise)
+
+
+@pytest.fixture
+def truth() -> torch.Tensor:
+    """Return a map with an off-centre object and a smaller one."""
+    y, x = torch.meshgrid(torch.arange(56.0), torch.arange(56.0), indexing="ij")
+    return torch.exp(-((y - 20) ** 2 + (x - 30) ** 2) / 60) + 0.5 * torch.exp(-((y - 40) ** 2 + (x - 14) ** 2) / 30)
+
+
+def test_the_true_map_is_resolved_to_the_smallest_displacement(truth: torch.Tensor) -> None:
+    findings = compare_near(truth, make_evidence(truth), GRID, {"another class": truth.flip(1)}, 0)
+    assert (findings.resolution.pixels, findings.unresolved, findings.class_verified) == (7, None, True)
+    assert "A map moved by an eighth of the image (7 pixels) does worse." in findings.summary
+    assert "The class is verified against 1 other." in findings.summary
+
+
+@pytest.mark.parametrize("signs", DIRECTIONS.values(), ids=DIRECTIONS)
+def test_a_moved_map_is_not_resolved_to_its_displacement(truth: torch.Tensor, signs: tuple[int, int]) -> None:
+    findings = compare_near(move(truth, 1 / 7, signs), make_evidence(truth), GRID, {}, 0)
+    assert findings.resolution.pixels > 8
+    assert findings.class_verified is None
+
+
+def test_the_class_is_not_verified_if_another_classs_map_does_better(truth: torch.Tensor) -> None:
+    findings = compare_near(truth.flip(1), make_evidence(truth), GRID, {"cat (281)": truth}, 0)
+    assert findings.class_verified is False
+    assert "The class is not verified: the heatmap of cat (281) does not do worse." in findings.summary
+
+
+def test_a_moved_map_agrees_with_a_loop_over_pixels() -> None:
+    heatmap = torch.arange(12.0).reshape(3, 4)
+    expected = [[heatmap[max(row - 1, 0), column] for column in range(4)] for row in range(3)]
+    assert torch.equal(move(heatmap, 1 / 3, (1, 0)), torch.tensor(expected))
+
+
+def test_mirroring_about_the_centroid_keeps_the_centroid_of_an_asymmetric_map() -> None:
+    heatmap = torch.zeros(9, 9)
+    heatmap[4, 2], heatmap[4, 5] = 2, 1  # The centroid is at column 3.
+    mirrored = mirror_about_centroid(heatmap)
+    assert (float(mirrored[4, 4]), float(mirrored[4, 1])) == (2, 1)
+
+
+def test_displacements_are_below_a_third() -> None:
+    assert [(step.name, step.pixels) for step in list_displacements((224, 224), (7, 7))] == [
+        ("an eighth of the image", 28),
+        ("one cell", 32),
+        ("two cells", 64),
+    ]
+
+
+def test_the_paired_test_rejects_equal_correlations_in_five_percent() -> None:
+    rng, rejected, samples = np.random.default_rng(0), 0, 2000
+    for _ in range(samples):
+        common, first, second, noise = rng.standard_normal((4, 96))
+        matrix = np.corrcoef([common + noise, common + first, common + second])
+        rejected += compute_williams_t(matrix[0, 1], matrix[0, 2], matrix[1, 2], 96) > 1.661
+    assert 0.035 <= rejected / samples <= 0.065
