@@ -80,7 +80,9 @@ def examine(
 # The bugs
 
 
-@pytest.mark.parametrize("method", [by_hand, "gradcam", "layercam", "hirescam"], ids=str)
+@pytest.mark.parametrize(
+    "method", [by_hand, "gradcam", "layercam", "hirescam"], ids=["by hand", "gradcam", "layercam", "hirescam"]
+)
 def test_correct_heatmaps_have_no_bug(colours: gradcam.Classifier, method: Any) -> None:
     verdict = examine(colours, method)
     assert verdict.bugs == ()

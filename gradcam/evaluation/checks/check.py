@@ -17,11 +17,12 @@ from gradcam.errors import GradcamError, ModelError, describe_unexpected, shorte
 from gradcam.evaluation.checks.control_maps import (
     ANOTHER_WORD,
     CONTROL_DESCRIPTIONS,
-    MIN_EFFECT_GAIN,
+    MIN_EVIDENCE,
     RIVAL,
-    RIVALS,
+    SIGNIFICANCE_LEVEL,
     ControlMap,
     compare_with_control,
+    evaluate_covering,
     make_control_maps,
     make_spectrum_noise,
     move_randomly,
@@ -76,11 +77,9 @@ RANDOM_CLASSES = 3  # number of random classes to compare, in addition to the ri
 NOISE_SAMPLES = 4
 LARGE_SHIFT_DIVISOR = 4  # The views of the placement test are shifted by a quarter of the height or width.
 MAX_SAME_CORRELATION = 0.999  # Heatmaps with a higher rank correlation always count as the same.
-MIN_EVIDENCE = 0.2  # If the drop in probability, or the share of the evidence, is smaller, the result is undecided.
 MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # A recognised class exceeds chance (1 / classes) by at least this much.
 RANDOM_NETWORKS = 9  # By chance, an untrained model beats nine other untrained models in one of ten cases.
 MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve that passes the placement test
-SIGNIFICANCE_LEVEL = 0.05
 # The largest number of heatmaps in a check. The terms of the sum are: the image, noisy images, other classes, other
 # weights, another image, the grid, five views, the control maps, and the near controls: batches of hidden parts, and the
 # classes of the two neighbouring indices.
@@ -156,9 +155,9 @@ def check(
         As in `Classifier.explain`. Custom functions ignore the layer.
     target : int or str, default None
         A class by index or label; None for the top class. For a list of images, also a list of classes, one per image.
-        For models of other tasks, such as detectors: a target as in
-        `explain`. If the target selects several boxes or masks, the first one is tested. For models of other tasks, the
-        tests use other detections or other targets instead of other classes.
+        For models of other tasks, such as detectors: a target as in `explain`. If the target selects several boxes or
+        masks, the first one is tested. For models of other tasks, the tests use other detections or other targets
+        instead of other classes.
     score : str, default "logit"
         As in `targets.ClassTarget`. Custom functions ignore the score.
     reshape : tuple, str or callable, default None
@@ -537,7 +536,7 @@ class SanityChecks:
             alike = float(rank_correlation(placed_maps[:1], control[:1]))
             control_results = grid.mean_order(control), control_effect
             controls.append(compare_with_control(name, control[0], alike, results, control_results))
-        return _evaluate_covering(effect, controls, control_effects[len(maps) :]), tuple(controls)
+        return evaluate_covering(effect, controls, control_effects[len(maps) :]), tuple(controls)
 
     def _list_makers(self, grid: PlacementGrid, other_images: Tensor) -> dict[str, Callable[[], Tensor]]:
         """Return, by name, one function for each control map that needs the model."""
@@ -582,30 +581,3 @@ def _evaluate_placement(order: Tensor) -> TestResult:
     )
     outcome: Outcome = "passed" if value >= MIN_PLACEMENT_ORDER and chance <= SIGNIFICANCE_LEVEL else "undecided"
     return TestResult("placement", "failed" if value <= 1 / 2 else outcome, value, reason)
-
-
-def _evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effects: Sequence[float]) -> TestResult:
-    # If only the rival's heatmap is better, the test does not fail, because similar classes may depend on the same
-    # pixels.
-    strict_controls = [control for control in controls if control.name not in RIVALS]
-    best = max(strict_controls, key=lambda control: control.effect)
-    reason = (
-        f"{max(0.0, effect) * 100:.0f} % of the class's evidence lies on the marked pixels. "
-        f"The best control map, {best.words}, reaches {max(0.0, best.effect) * 100:.0f} %"
-    )
-    if best.is_distinguished and effect - best.effect < MIN_EFFECT_GAIN:
-        reason += ", but this control map does not follow the image"
-    outcome: Outcome = "passed" if effect >= MIN_EVIDENCE else "undecided"
-    if moved_effects:
-        chance = (1 + sum(value >= effect for value in moved_effects)) / (1 + len(moved_effects))
-        reason += f". At random positions, the heatmap reaches at least as much in {chance * 100:.0f} % of cases"
-        outcome = outcome if chance <= SIGNIFICANCE_LEVEL else "undecided"
-    strictly_better = [control.words for control in strict_controls if control.is_better]
-    as_good = [control.words for control in strict_controls if not control.is_distinguished]
-    if better := strictly_better or [control.words for control in controls if control.is_better]:
-        outcome = "failed" if strictly_better else "undecided"
-        reason += f". The heatmap is worse than {', '.join(better)}"
-    elif as_good:
-        outcome = "undecided"
-        reason += f". The heatmap is not better than {as_good[0]}"
-    return TestResult("covering", outcome, effect, f"{reason}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradcam.errors import format_fields
+from gradcam.evaluation.checks.findings import Outcome, TestResult
 from gradcam.evaluation.explainers import make_centre, make_edges
 from gradcam.evaluation.subject import make_generator
 from gradcam.options import keep_old_names
@@ -27,6 +28,8 @@ CONTROL_DESCRIPTIONS = {
     "centre": "a blob in the centre",
     "edges": "the image's edges",
 }
+MIN_EVIDENCE = 0.2  # If the drop in probability, or the share of the evidence, is smaller, the result is undecided.
+SIGNIFICANCE_LEVEL = 0.05
 # A heatmap beats a control map only if its area under the ROC curve (`order`), or its share of the evidence (`effect`),
 # is larger by at least this gain.
 MIN_ORDER_GAIN = 0.1
@@ -145,3 +148,31 @@ def move_randomly(heatmap: Tensor, seed: int) -> list[Tensor]:
         down, across, is_mirrored = (int(sample(high=limit)) for limit in (*heatmap.shape, 2))
         moved_maps.append((heatmap.flip(1) if is_mirrored else heatmap).roll((down, across), (0, 1)))
     return moved_maps
+
+
+def evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effects: Sequence[float]) -> TestResult:
+    """Return the result of the covering test: the heatmap's share of the evidence, beside the shares of control maps."""
+    # If only the rival's heatmap is better, the test does not fail, because similar classes may depend on the same
+    # pixels.
+    strict_controls = [control for control in controls if control.name not in RIVALS]
+    best = max(strict_controls, key=lambda control: control.effect)
+    reason = (
+        f"{max(0.0, effect) * 100:.0f} % of the class's evidence lies on the marked pixels. "
+        f"The best control map, {best.words}, reaches {max(0.0, best.effect) * 100:.0f} %"
+    )
+    if best.is_distinguished and effect - best.effect < MIN_EFFECT_GAIN:
+        reason += ", but this control map does not follow the image"
+    outcome: Outcome = "passed" if effect >= MIN_EVIDENCE else "undecided"
+    if moved_effects:
+        chance = (1 + sum(value >= effect for value in moved_effects)) / (1 + len(moved_effects))
+        reason += f". At random positions, the heatmap reaches at least as much in {chance * 100:.0f} % of cases"
+        outcome = outcome if chance <= SIGNIFICANCE_LEVEL else "undecided"
+    strictly_better = [control.words for control in strict_controls if control.is_better]
+    as_good = [control.words for control in strict_controls if not control.is_distinguished]
+    if better := strictly_better or [control.words for control in controls if control.is_better]:
+        outcome = "failed" if strictly_better else "undecided"
+        reason += f". The heatmap is worse than {', '.join(better)}"
+    elif as_good:
+        outcome = "undecided"
+        reason += f". The heatmap is not better than {as_good[0]}"
+    return TestResult("covering", outcome, effect, f"{reason}.")

@@ -166,10 +166,10 @@ class EvidenceCluster:
     def to_record(self) -> dict[str, Any]:
         """Return everything except the images, ready for JSON."""
         numbers = ("suspicion", "place", "apart", "purity", "elsewhere", "other_image_count", "is_rest", "where")
-        numbers = (*numbers, "image_count")
         record = {
             "class": {"index": self.index, "label": self.label},
             **{name: getattr(self, name) for name in numbers},
+            "image_count": self.image_count,
             "share": self.share,
             "members": list(self.members),
             "map": [[round(float(value), 6) for value in row] for row in self.map],
