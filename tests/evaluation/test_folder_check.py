@@ -174,14 +174,24 @@ def test_the_offset_of_the_network_is_no_bug(colours: gradcam.Classifier) -> Non
         model.cells.weight[:, :, :2, :2] *= 4  # The cells depend on the top left quarter of their pixels.
         model.cells.weight[:, :, 2:] = 0
         model.cells.weight[:, :, :, 2:] = 0
-    offset = replace(colours, model=model)
-    assert examine(colours, by_hand).network_offset == pytest.approx((0, 0), abs=0.01)
-    verdict = examine(offset, by_hand)
+    offset, images = replace(colours, model=model), [paint_centre(seed) for seed in range(8)]
+    assert examine(colours, by_hand, images).network_offset == pytest.approx((0, 0), abs=0.01)
+    verdict = examine(offset, by_hand, images)
     assert verdict.network_offset == pytest.approx((-1 / CELL, -1 / CELL), abs=0.01)
     assert verdict.bugs == ()
     assert any("displaces its receptive fields by (-0.25, -0.25) cells" in note for note in verdict.notes)
-    assert examine(offset, lambda m, i, c: move(by_hand(m, i, c), -1, -1)).bugs == ()
-    assert [bug.kind for bug in examine(offset, lambda m, i, c: move(by_hand(m, i, c), 1, 1)).bugs] == ["displaced"]
+    assert examine(offset, lambda m, i, c: move(by_hand(m, i, c), -1, -1), images).bugs == ()
+    bugs = examine(offset, lambda m, i, c: move(by_hand(m, i, c), 2, 2), images).bugs
+    assert [bug.kind for bug in bugs] == ["displaced"]
+
+
+def paint_centre(seed: int) -> np.ndarray:
+    """Return an image with a square that covers the centre, where the network's offset is measured."""
+    rng = np.random.default_rng(seed)
+    image = (rng.random((32, 32, 3)) * 40).astype(np.uint8)
+    y0, x0 = rng.integers(3, 13, 2)
+    image[y0 : y0 + 16, x0 : x0 + 16] = np.array(colour_model.COLOURS[seed % 5]) * 225 + 20
+    return image
 
 
 # The verdict over the images
@@ -276,7 +286,9 @@ class OneSize(nn.Module):
         self.relu = self.body.relu
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.body(images.reshape(-1, 3, 32, 32))
+        if images.shape[2:] != (32, 32):
+            raise RuntimeError("expected 32 x 32 pixels")
+        return self.body(images)
 
 
 def test_a_model_that_takes_one_size(colours: gradcam.Classifier) -> None:

@@ -108,7 +108,8 @@ class FolderVerdict:
 
     def _find_reference(self) -> tuple[str, Fits]:
         candidates = {method: combine_fits(self.evidence, method) for method in self.evidence[0].fits}
-        return max(candidates.items(), key=lambda item: max(fit.mean() for fit in item[1].values()))
+        # Of methods that fit equally well, take the first.
+        return max(candidates.items(), key=lambda item: round(max(fit.mean() for fit in item[1].values()), 3))
 
     @cached_property
     def displacement(self) -> dict[str, Interval]:
@@ -175,7 +176,8 @@ class FolderVerdict:
         # Correct preprocessing has negative gains, so a one-sided test of 5 % seldom finds a bug that does not exist.
         gains = {name: mean_interval([item.gains[name] for item in self.evidence], level=0.9) for name in names}
         gains = {name: gain for name, gain in gains.items() if gain.low > 0 and gain.mean >= MIN_COLOUR_GAIN}
-        if gains:
+        # For images of one class, each change of the images may favour this class.
+        if gains and len({item.class_index for item in self.evidence}) > 1:
             name = max(gains, key=lambda name: gains[name].mean)
             text = f"The model recognises the images better with {name}: correct the classifier's preprocessing."
             yield Bug("colour" if name.startswith(hypotheses.BGR) else "normalisation", text, gains[name])

@@ -80,10 +80,13 @@ class ExactMaps:
     def compare(self, heatmap: Tensor) -> MapEvidence:
         """Compare a heatmap (1,H,W) with the exact maps."""
         supplied, exact = to_samples(heatmap), self.explanations
+        is_constant = bool(heatmap.amax() == heatmap.amin())
         fits = {name: correlate(supplied, torch.stack([*maps.values()])) for name, maps in self.samples.items()}
+        if is_constant and float(heatmap.amax()) != 0:  # A blank heatmap may be exact, any other constant is not.
+            fits = {name: torch.zeros_like(values) for name, values in fits.items()}
         return replace(
             self.evidence,
-            is_constant=bool(heatmap.amax() == heatmap.amin()),
+            is_constant=is_constant,
             fits={name: dict(zip(self.samples[name], values.tolist())) for name, values in fits.items()},
             surfaces={name: correlate_shifted(supplied[0], maps[EXACT]) for name, maps in self.samples.items()},
             deviation={name: measure_deviation(heatmap, exact[name]) for name in exact},
