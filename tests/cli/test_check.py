@@ -152,7 +152,7 @@ def test_one_file_for_two_panels_is_refused(check: Command, small: Photo) -> Non
     check(small("koala.webp"), small("panda.webp"), "-o", "it.png").check_error(2, "it.png is one file, but there are")
 
 
-PASSES = r"\d of 31"
+PASSES = r"\d of 45"
 
 
 def test_a_progress_bar(check: Command, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:

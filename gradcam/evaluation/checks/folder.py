@@ -148,7 +148,9 @@ class FolderVerdict:
         if wins.low <= 1 / 2 or gain.mean < (MIN_GAIN if is_exact else MIN_INEXACT_GAIN) or fit < MIN_EXPLAINED_FIT:
             return
         if name != DISPLACED:
-            yield Bug(*self._describe(name), gain)
+            # Of many scales, one fits better than the exact map by chance, if no exact map is known.
+            if is_exact or not name.startswith("scaled"):
+                yield Bug(*self._describe(name), gain)
             return
         offset = self.network_offset or (0.0, 0.0)
         shift = self.displacement["across"].mean, self.displacement["down"].mean
