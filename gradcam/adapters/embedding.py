@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -282,6 +283,26 @@ def cut_patches(images: Tensor, patch_size: int) -> dict[str, Tensor]:
     mask = torch.ones(patches.shape[:2], dtype=torch.int64, device=images.device)
     shapes = torch.tensor([[rows, columns]] * len(images), dtype=torch.int64, device=images.device)
     return {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": shapes}
+
+
+def join_patches(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a NaFlex processor's output with images (N,C,H,W) instead of rows of patches, as `cut_patches` cuts them.
+
+    Raises `ImageError` if the images have different numbers of patches along an axis.
+    """
+    shapes = list(dict.fromkeys(map(tuple, inputs["spatial_shapes"].tolist())))
+    if len(shapes) > 1:
+        sizes = ", ".join(f"{rows} x {columns}" for rows, columns in shapes)
+        raise ImageError(
+            f"The images have {sizes} patches: explain images with different numbers of patches one by one."
+        )
+    rows, columns = shapes[0]
+    patches = inputs["pixel_values"][:, : rows * columns]
+    side = math.isqrt(patches.shape[2] // 3)
+    cells = patches.unflatten(2, (side, side, 3)).unflatten(1, (rows, columns))
+    images = cells.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+    names = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+    return {"pixel_values": images} | {name: value for name, value in inputs.items() if name not in names}
 
 
 class CustomTowers(TwoTowers):

@@ -403,11 +403,12 @@ def _to_model_batch(model: nn.Module, inputs: Mapping[str, Any]) -> Batch:
     if not {"pixel_values", "input_ids"} & inputs.keys():
         return to_batch(inputs)
     from gradcam.adapters import find_family
+    from gradcam.adapters.embedding import join_patches
     from gradcam.adapters.vision_language import VisionLanguageModel
 
     family = find_family(model, VisionLanguageModel)
     if family is None:
-        return to_batch(inputs)
+        return to_batch(join_patches(inputs) if "spatial_shapes" in inputs else inputs)
     try:
         return family.to_pieces(dict(inputs))
     except ImageError:

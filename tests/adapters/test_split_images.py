@@ -109,6 +109,33 @@ def test_naflex_siglip_takes_images_of_any_size(size: Size) -> None:
     assert abs(peak[1] // 8 - column // 8) <= 1
 
 
+def test_naflex_siglip_takes_its_processors_output() -> None:
+    """Compare with the images that the rows of patches were cut from."""
+    torch.manual_seed(0)
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
+    text = small | {"vocab_size": 30, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2}
+    config = T.Siglip2Config(vision_config=small | {"patch_size": 8, "num_patches": 64}, text_config=text)
+    model = T.Siglip2Model(config).eval()
+    processor = T.Siglip2ImageProcessor(patch_size=8, max_num_patches=40)  # 5 of the 40 rows are padding.
+    target = Text(torch.linspace(-1, 1, 32))
+    inputs = processor(images=[make_image((40, 56), seed) for seed in range(2)], return_tensors="pt")
+    assert inputs["spatial_shapes"].tolist() == [[5, 7]] * 2
+    rows = inputs["pixel_values"][:, :35].reshape(2, 5, 7, 8, 8, 3)
+    images = torch.stack([torch.cat([torch.cat([*row], 1) for row in cells]) for cells in rows]).permute(0, 3, 1, 2)
+    explanation = gradcam.explain(model, inputs, target=target)
+    expected = gradcam.explain(model, images, target=target)
+    assert explanation.maps.shape == (2, 1, 5, 7)
+    assert explanation.maps.abs().max() > 0
+    torch.testing.assert_close(explanation.maps, expected.maps)
+    scores = model.get_image_features(**inputs)
+    vectors = getattr(scores, "pooler_output", scores).detach()
+    cosines = torch.nn.functional.cosine_similarity(vectors, torch.linspace(-1, 1, 32)[None], dim=1)
+    torch.testing.assert_close(explanation.scores[:, 0], cosines, rtol=1e-4, atol=1e-5)
+    mixed = processor(images=[make_image((40, 56)), make_image((56, 40))], return_tensors="pt")
+    with pytest.raises(ImageError, match="5 x 7, 7 x 5 patches: explain images with different numbers .* one by one"):
+        gradcam.explain(model, mixed, target=target)
+
+
 def test_a_video_is_refused_and_its_frames_are_explained_as_images() -> None:
     """Use frames as several images of one prompt, as the message says."""
     family = FAMILIES["qwen2_vl"]

@@ -351,11 +351,11 @@ def run_processor(processor: Any, image: NDArray[np.uint8]) -> Tensor:
     boxes = {"boxes": [[[0, 0, image.shape[1], image.shape[0]]]]} if takes_boxes(processor) else {}
     # Pass a PIL image. For an array, a processor would have to guess the channel axis.
     output = processor(Image.fromarray(image), return_tensors="pt", **boxes)
+    if "spatial_shapes" in output:  # NaFlex returns rows of patches.
+        from gradcam.adapters.embedding import join_patches
+
+        output = join_patches(output)
     values = output["pixel_values"]
-    if "spatial_shapes" in output:  # NaFlex returns flattened patches.
-        rows, columns = output["spatial_shapes"][0].tolist()
-        cells = values[0, : rows * columns].reshape(rows, columns, processor.patch_size, processor.patch_size, -1)
-        values = cells.permute(4, 0, 2, 1, 3).flatten(3).flatten(1, 2)[None]
     if values.ndim < 4:
         raise ModelError(f"it returns rows of patches {tuple(values.shape)}, expected images (N,C,H,W).")
     return values.flatten(0, -4)
