@@ -285,24 +285,19 @@ def cut_patches(images: Tensor, patch_size: int) -> dict[str, Tensor]:
     return {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
 
-def join_patches(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a NaFlex processor's output with images (N,C,H,W) instead of rows of patches, as `cut_patches` cuts them.
+def join_patches(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the images (N,C,H,W) of a NaFlex processor's output, whose patches are cut as by `cut_patches`.
 
     Raises `ImageError` if the images have different numbers of patches along an axis.
     """
-    shapes = list(dict.fromkeys(map(tuple, inputs["spatial_shapes"].tolist())))
-    if len(shapes) > 1:
-        sizes = ", ".join(f"{rows} x {columns}" for rows, columns in shapes)
-        raise ImageError(
-            f"The images have {sizes} patches: explain images with different numbers of patches one by one."
-        )
-    rows, columns = shapes[0]
+    (rows, columns), *further = dict.fromkeys(map(tuple, inputs["spatial_shapes"].tolist()))
+    if further:
+        problem = f"The images have {rows} x {columns}, {further[0][0]} x {further[0][1]} patches"
+        raise ImageError(f"{problem}: explain images with different numbers of patches one by one.")
     patches = inputs["pixel_values"][:, : rows * columns]
     side = math.isqrt(patches.shape[2] // 3)
     cells = patches.unflatten(2, (side, side, 3)).unflatten(1, (rows, columns))
-    images = cells.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
-    names = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
-    return {"pixel_values": images} | {name: value for name, value in inputs.items() if name not in names}
+    return {"pixel_values": cells.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)}
 
 
 class CustomTowers(TwoTowers):

@@ -95,15 +95,15 @@ class VisionLanguageModel(GenerativeCaptioner):
         if inputs.get("pixel_values_videos") is not None:
             raise ImageError(f"The inputs have a video, but {name}'s maps are of images: pass the frames as images.")
         if not isinstance(pixels, Tensor) or not pixels.is_floating_point() or pixels.numel() == 0:
-            raise ImageError(
-                f"{PIXELS} is {type(pixels).__name__ if PIXELS in inputs else 'missing'}, expected a floating-point "
-                f"tensor: pass the whole output of {name}'s own processor, for a prompt and its images."
+            kind = type(pixels).__name__ if PIXELS in inputs else "missing"
+            problem = (
+                f"{PIXELS} is {kind}, expected a floating-point tensor: pass the whole output of {name}'s own processor"
             )
+            raise ImageError(f"{problem}, for a prompt and its images.")
         device = next(self.model.parameters()).device
         if pixels.device != device and not hasattr(self.model, "_hf_hook"):  # Accelerate's hooks move the inputs.
-            raise ImageError(
-                f"The inputs are on {pixels.device}, but {name} is on {device}: move them with inputs.to('{device}')."
-            )
+            problem = f"The inputs are on {pixels.device}, but {name} is on {device}"
+            raise ImageError(f"{problem}: move them with inputs.to('{device}').")
         inputs[PIXELS] = pixels = pixels.to(self.model.dtype)  # Some models do not convert half precision.
         ids = inputs.get("input_ids")
         mask = ids == self._image_token if ids is not None and self.has_placeholders else None
@@ -116,8 +116,8 @@ class VisionLanguageModel(GenerativeCaptioner):
             reason = f"missing {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:120]
             problem = f"{PIXELS} {tuple(pixels.shape)} and the other inputs are not the output of {name}'s processor"
             raise ImageError(f"{problem} ({reason}): pass the whole output of the model's own processor.") from error
-        prefix = f"{self.prefix}." if self.prefix else ""
-        pieces = replace(pieces, text_modules=tuple(prefix + module for module in self.text_modules))
+        text_modules = tuple(f"{self.prefix}.{module}".lstrip(".") for module in self.text_modules)
+        pieces = replace(pieces, text_modules=text_modules)
         pieces.check_placeholders("input_ids")
         return Batch((), inputs, pixels, len(pieces.views), pieces.sizes[0], pixels.device, pieces=pieces)
 
@@ -132,8 +132,7 @@ class VisionLanguageModel(GenerativeCaptioner):
         sizes: list[Size] = [(int(pixels.shape[2]), int(pixels.shape[3]))] * len(pixels)
         if self.model.config.vision_config.model_type == "pixtral" and "image_sizes" in inputs:
             sizes = [(int(height), int(width)) for height, width in inputs["image_sizes"]]
-        views = [(View(((number,),)),) for number in range(len(pixels))]
-        return self._make_pieces(sizes, views, mask)
+        return self._make_pieces(sizes, [(View(((number,),)),) for number in range(len(pixels))], mask)
 
     @property
     def merge(self) -> int:
@@ -156,11 +155,7 @@ class VisionLanguageModel(GenerativeCaptioner):
         return int(getattr(config, "image_token_id", None) or config.image_token_index)
 
     def _make_pieces(
-        self,
-        piece_sizes: Sequence[Size],
-        views: Sequence[Sequence[View]],
-        mask: Tensor | None,
-        **fields: Any,
+        self, piece_sizes: Sequence[Size], views: Sequence[Sequence[View]], mask: Tensor | None, **fields: Any
     ) -> Pieces:
         """Return the pieces, with the sizes in pixels of each piece. By default, heatmaps have the size of the last view."""
         grids = [(height // self._patch, width // self._patch) for height, width in piece_sizes]
@@ -201,9 +196,8 @@ class TiledModel(VisionLanguageModel):
             thumbnail = start + count - 1
             image_views = [View(((thumbnail,),))]
             if count > 1:
-                tiles, whole_image = pixels[start:thumbnail], pixels[thumbnail]
-                (rows, columns), window = match_thumbnail(tiles, whole_image, self.padding)
-                image_views.append(replace(_view_of_tiles(start, rows, columns), window=window))
+                grid, window = match_thumbnail(pixels[start:thumbnail], pixels[thumbnail], self.padding)
+                image_views.append(replace(_view_of_tiles(start, *grid), window=window))
             views.append(tuple(image_views))
             start += count
         if start != len(pixels):
