@@ -292,8 +292,8 @@ def join_patches(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     """
     (rows, columns), *further = dict.fromkeys(map(tuple, inputs["spatial_shapes"].tolist()))
     if further:
-        problem = f"The images have {rows} x {columns}, {further[0][0]} x {further[0][1]} patches"
-        raise ImageError(f"{problem}: explain images with different numbers of patches one by one.")
+        sizes = f"{rows} x {columns}, {further[0][0]} x {further[0][1]}"
+        raise ImageError(f"The images have {sizes} patches: explain images of different shapes one by one.")
     patches = inputs["pixel_values"][:, : rows * columns]
     side = math.isqrt(patches.shape[2] // 3)
     cells = patches.unflatten(2, (side, side, 3)).unflatten(1, (rows, columns))

@@ -82,8 +82,7 @@ class VisionLanguageModel(GenerativeCaptioner):
         arguments.pop("labels", None)
         if "input_ids" not in arguments:
             problem = f"{type(self.model).__name__} needs a prompt with a placeholder for the image"
-            expected = f"a dict with {PIXELS}, input_ids and attention_mask."
-            raise TargetError(f"{problem}: pass the output of its processor for the prompt and the image, {expected}")
+            raise TargetError(f"{problem}: pass its processor's output: {PIXELS}, input_ids and attention_mask.")
         return arguments
 
     def to_pieces(self, inputs: dict[str, Any]) -> Batch:
@@ -151,17 +150,15 @@ class VisionLanguageModel(GenerativeCaptioner):
 
     @property
     def _image_token(self) -> int:
-        config = self.model.config
-        return int(getattr(config, "image_token_id", None) or config.image_token_index)
+        return int(getattr(self.model.config, "image_token_id", None) or self.model.config.image_token_index)
 
     def _make_pieces(
         self, piece_sizes: Sequence[Size], views: Sequence[Sequence[View]], mask: Tensor | None, **fields: Any
     ) -> Pieces:
         """Return the pieces, with the sizes in pixels of each piece. By default, heatmaps have the size of the last view."""
         grids = [(height // self._patch, width // self._patch) for height, width in piece_sizes]
-        fields.setdefault("sizes", [_measure(row[-1], piece_sizes) for row in views])
-        fields |= {"merge": self.merge, "placeholders": mask}
-        pieces = self.pieces_type(grids, views, samples := list(range(len(views))), **fields)
+        fields = {"sizes": [_measure(row[-1], piece_sizes) for row in views], "merge": self.merge} | fields
+        pieces = self.pieces_type(grids, views, samples := list(range(len(views))), placeholders=mask, **fields)
         if mask is not None:  # An image belongs to the sample that contains the image's first token.
             starts = np.cumsum([0, *map(pieces.count_image_tokens, samples)])[:-1]
             ends = mask.sum(1).cumsum(0).cpu().numpy()
@@ -430,9 +427,7 @@ def match_thumbnail(tiles: Tensor, thumbnail: Tensor, padding: float = math.inf)
         canvas = grid.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
         # Black margins of the image itself are in the thumbnail too.
         (_, _, *shares), (_, _, *margins) = (_find_window((item != padding).any(0)) for item in (canvas, thumbnail))
-        height, width = (
-            min(1.0, share / margin) if share and margin else 1.0 for share, margin in zip(shares, margins)
-        )
+        height, width = (min(1.0, a / b) if a and b else 1.0 for a, b in zip(shares, margins))
         image = canvas[:, : round(height * canvas.shape[1]), : round(width * canvas.shape[2])]
         error = float((F.adaptive_avg_pool2d(image, COMPARED_SIDE) - goal).square().mean())
         errors[(rows, count // rows), (0, 0, height, width)] = error
