@@ -124,7 +124,7 @@ def compute_exact_maps(
     gains, offset = measure_gains(subject, colours, is_fixed=target is not None), measure_offset(model, images, layer)
 
     def explain(variants: Tensor, classes: Sequence[int]) -> dict[str, Explanation]:
-        indices = torch.tensor([classes] * len(variants), device=images.device)
+        indices = torch.tensor([classes] * len(variants), dtype=torch.int64, device=images.device)
         score = ClassTarget(indices, score=explainer.score, activation=classifier.activation)
         options: Any = {"target": score, "reshape": explainer.reshape}
         with warnings.catch_warnings():
@@ -218,7 +218,7 @@ def transform_maps(exact: Tensor) -> dict[str, Tensor]:
     """Return copies of the exact map (48,48), transformed by each known bug of placement."""
     axes = {"along x": (1, 0), "along y": (0, 1), "along both axes": (1, 1)}
     factors = {f"scaled by {scale:g} {axis}": (scale**x, scale**y) for axis, (x, y) in axes.items() for scale in SCALES}
-    matrices = F.pad(torch.diag_embed(1 / torch.tensor([*factors.values()], dtype=torch.float64)), (0, 1))
+    matrices = F.pad(torch.diag_embed(1 / torch.tensor([*factors.values()], dtype=torch.float64, device="cpu")), (0, 1))
     grid = F.affine_grid(matrices, [len(factors), 1, *exact.shape], align_corners=False)
     scaled = F.grid_sample(exact.expand(len(factors), 1, -1, -1), grid, align_corners=False)[:, 0]
     mirrored = {
@@ -285,7 +285,9 @@ def measure_offset(model: nn.Module, images: Tensor, layer: str) -> tuple[float,
             weights = torch.autograd.grad(outputs[0], pixels)[0].cpu().double().square().sum((0, 1))
     except (GradcamError, RuntimeError, AttributeError, ValueError, IndexError):
         return None
-    rows, columns = (torch.linspace(-0.5, 0.5, 2 * length + 1)[1::2] for length in weights.shape)
+    rows, columns = (
+        torch.linspace(-0.5, 0.5, 2 * length + 1, dtype=torch.float64, device="cpu")[1::2] for length in weights.shape
+    )
     height, width = outputs[1].shape[2:]
     across, down = (weights.sum(0) * columns).sum() * width, (weights.sum(1) * rows).sum() * height
     offset = float(across / weights.sum()), float(down / weights.sum())

@@ -102,7 +102,7 @@ class NearControl:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Falls of the class's log-odds (M,), and the masks (M,H,W) of the pixels that were hidden."""
+    """Falls of the class's log-odds (M,), on the CPU, and the masks (M,H,W) of the pixels that were hidden."""
 
     masks: Tensor
     falls: Tensor
@@ -110,7 +110,7 @@ class Evidence:
     def predict(self, heatmaps: Tensor) -> Tensor:
         """Return the mean value (K,M) of each of K heatmaps on the hidden pixels of each mask."""
         masks = self.masks.flatten(1)
-        return (heatmaps.to(masks).flatten(1) @ masks.T).double() / masks.shape[1]
+        return (heatmaps.to(masks).flatten(1) @ masks.T).cpu().double() / masks.shape[1]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class NearFindings:
             names = ", ".join(self.unbeaten_classes)
             sentences.append(f"The class is not verified: the heatmap of {names} does not do worse.")
         if as_good := [SHAPES[control.name] for control in self.controls if control.is_shape_as_good]:
-            sentences.append(f"Not distinguished from {', '.join(as_good)}.")
+            sentences.append(f"The heatmap is not distinguished from {', '.join(as_good)}.")
         return " ".join(sentences)
 
 
@@ -179,7 +179,7 @@ def measure_evidence(
         probabilities.append(subject.score(torch.where(mask, blurred, images) for mask in batch))
         step()
     log_odds = torch.logit(torch.cat(probabilities)[:, 0].cpu().double(), eps=EPSILON)
-    return Evidence(masks.float(), (log_odds[0] - log_odds[1:]).to(images.device))
+    return Evidence(masks.float(), log_odds[0] - log_odds[1:])
 
 
 def sample_masks(size: Sequence[int], grid: Sequence[int], seed: int) -> Tensor:
@@ -187,9 +187,14 @@ def sample_masks(size: Sequence[int], grid: Sequence[int], seed: int) -> Tensor:
     generator = make_generator(seed, "hidden parts")
     cells = [min(max(length, MIN_MASK_CELLS), MAX_MASK_CELLS) for length in grid]
     steps = [-(-length // count) for length, count in zip(size, cells)]
-    hidden = torch.rand((MASKS, 1, *(count + 1 for count in cells)), generator=generator, device="cpu") < HIDDEN_SHARE
+    values = torch.rand(
+        (MASKS, 1, *(count + 1 for count in cells)), generator=generator, dtype=torch.float32, device="cpu"
+    )
+    hidden = values < HIDDEN_SHARE
     masks = F.interpolate(hidden.float(), [step * (count + 1) for step, count in zip(steps, cells)]) > 0
-    offsets = [torch.randint(step, (MASKS,), generator=generator, device="cpu").tolist() for step in steps]
+    offsets = [
+        torch.randint(step, (MASKS,), generator=generator, dtype=torch.int64, device="cpu").tolist() for step in steps
+    ]
     crops = [mask[0, top : top + size[0], left : left + size[1]] for mask, top, left in zip(masks, *offsets)]
     return torch.stack(crops)
 
@@ -233,7 +238,9 @@ def list_displacements(size: Sequence[int], grid: Sequence[int] | None) -> list[
 def move(heatmap: Tensor, share: float, signs: tuple[int, int]) -> Tensor:
     """Return a heatmap (H,W), moved by a share of its height or width. Values at the border are repeated."""
     down, across = (round(sign * share * length) for sign, length in zip(signs, heatmap.shape))
-    return take(heatmap, [torch.arange(n, device="cpu") - d for n, d in zip(heatmap.shape, (down, across))])
+    return take(
+        heatmap, [torch.arange(n, dtype=torch.int64, device="cpu") - d for n, d in zip(heatmap.shape, (down, across))]
+    )
 
 
 def take(heatmap: Tensor, positions: Sequence[Tensor]) -> Tensor:
@@ -246,9 +253,9 @@ def take(heatmap: Tensor, positions: Sequence[Tensor]) -> Tensor:
 
 def mirror_about_centroid(heatmap: Tensor) -> Tensor:
     """Return a heatmap (H,W), turned by 180 degrees about the centroid of its positive values."""
-    weights = heatmap.clamp(min=0).double()
+    weights = heatmap.clamp(min=0).cpu().double()
     axes = [torch.arange(length, dtype=torch.float64, device="cpu") for length in heatmap.shape]
-    sums = [weights.sum(1 - axis).cpu() for axis in (0, 1)]
+    sums = [weights.sum(1 - axis) for axis in (0, 1)]
     centres = [float((axis * s).sum() / s.sum().clamp(min=1e-12)) for axis, s in zip(axes, sums)]
     return take(heatmap, [(2 * centre - axis).round().long() for axis, centre in zip(axes, centres)])
 
@@ -257,7 +264,9 @@ def make_blob(heatmap: Tensor, grid: Sequence[int]) -> Tensor:
     """Return a Gaussian at the maximum, with the heatmap's positive mass and a standard deviation of one cell."""
     peak = divmod(int(heatmap.argmax()), heatmap.shape[1])
     rows, columns = (
-        torch.exp(-(((torch.arange(length, device=heatmap.device) - place) * cells / length) ** 2) / 2)
+        torch.exp(
+            -(((torch.arange(length, dtype=torch.float32, device=heatmap.device) - place) * cells / length) ** 2) / 2
+        )
         for length, place, cells in zip(heatmap.shape, peak, grid)
     )
     blob = rows[:, None] * columns
