@@ -157,8 +157,9 @@ class VisionLanguageModel(GenerativeCaptioner):
     ) -> Pieces:
         """Return the pieces, with the sizes in pixels of each piece. By default, heatmaps have the size of the last view."""
         grids = [(height // self._patch, width // self._patch) for height, width in piece_sizes]
-        fields = {"sizes": [_measure(row[-1], piece_sizes) for row in views], "merge": self.merge} | fields
-        pieces = self.pieces_type(grids, views, samples := list(range(len(views))), placeholders=mask, **fields)
+        fields.setdefault("sizes", [_measure(row[-1], piece_sizes) for row in views])
+        samples = list(range(len(views)))
+        pieces = self.pieces_type(grids, views, samples, merge=self.merge, placeholders=mask, **fields)
         if mask is not None:  # An image belongs to the sample that contains the image's first token.
             starts = np.cumsum([0, *map(pieces.count_image_tokens, samples)])[:-1]
             ends = mask.sum(1).cumsum(0).cpu().numpy()
