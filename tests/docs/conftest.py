@@ -160,7 +160,12 @@ def page_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(network["build"]().state_dict(), folder / "two_layer.pth")
     smp.Unet("resnet18", encoder_weights=None, classes=3).save_pretrained(folder / "my-unet")
     Image.fromarray(np.random.default_rng(0).integers(100, 4000, (80, 100), dtype=np.uint16)).save(folder / "scan.png")
-    for subfolder, pictures in {"photos": ("coffee.jpg", "rocket.jpg"), "more": ("camera.png",)}.items():
+    folders = {
+        "photos": ("coffee.jpg", "rocket.jpg"),
+        "more": ("camera.png",),
+        "testset": ("astronaut.jpg", "chelsea.jpg", "china.jpg", "coffee.jpg", "flower.jpg", "rocket.jpg"),
+    }
+    for subfolder, pictures in folders.items():
         (folder / subfolder).mkdir()
         for name in pictures:
             shutil.copy(assets / name, folder / subfolder)
