@@ -82,7 +82,7 @@ class VisionLanguageModel(GenerativeCaptioner):
         arguments.pop("labels", None)
         if "input_ids" not in arguments:
             problem = f"{type(self.model).__name__} needs a prompt with a placeholder for the image"
-            raise TargetError(f"{problem}: pass its processor's output: {PIXELS}, input_ids and attention_mask.")
+            raise TargetError(f"{problem}: pass its processor's output, with {PIXELS} and input_ids.")
         return arguments
 
     def to_pieces(self, inputs: dict[str, Any]) -> Batch:
