@@ -27,6 +27,7 @@ pytest.importorskip("transformers")
 from transformers import GitConfig, GitForCausalLM
 
 from gradcam.adapters.vision_language import QwenVl
+from tests import colour_model
 from tests.drawn.captioner import encode, load_folder
 from tests.drawn.captions import CaptionScene, draw_caption_scene
 
@@ -170,10 +171,14 @@ def test_a_word_without_another_word_has_a_rival(captioner: Captioner, target: T
     assert "another word" not in [control.name for control in verdict.controls]
 
 
-def test_the_record_is_as_the_schema_says(captioner: Captioner, verdict: gradcam.evaluation.Verdict) -> None:
+def test_the_record_is_as_the_schema_says(
+    captioner: Captioner, verdict: gradcam.evaluation.Verdict, tmp_path: Path
+) -> None:
     schema = json.loads((Path(__file__).parents[2] / "docs/reference/check.schema.json").read_text(encoding="utf-8"))
     filler = check(captioner, SCENE.image, target=Token(TOKENS, IS))
-    for record in (verdict.to_record(), filler.to_record()):
+    image_verdict = check(colour_model.load(), colour_model.paint(tmp_path / "green.png", 1, seed=1))
+    assert image_verdict.resolution is not None
+    for record in (verdict.to_record(), filler.to_record(), image_verdict.to_record()):
         jsonschema.validate(record, {**schema, "additionalProperties": False})
 
 
