@@ -8,6 +8,7 @@ from gradcam.evaluation.checks.near_controls import (
     DIRECTIONS,
     Evidence,
     compare_near,
+    compare_word_maps,
     compute_williams_t,
     list_displacements,
     mirror_about_centroid,
@@ -51,6 +52,42 @@ def test_the_class_is_not_verified_if_another_classs_map_does_better(truth: torc
     findings = compare_near(truth.flip(1), make_evidence(truth), GRID, {"cat (281)": truth}, 0)
     assert findings.class_verified is False
     assert "The class is not verified: the heatmap of cat (281) does not do worse." in findings.summary
+
+
+def test_the_agreement_is_the_correlation_of_falls_and_hidden_values(truth: torch.Tensor) -> None:
+    evidence, heatmap = make_evidence(truth), truth + truth.flip(0)
+    result, controls = compare_word_maps(evidence, heatmap, {"mirrored": truth.flip(1), "another word": truth}, 0)
+    hidden = [
+        [float(values[mask.bool()].sum()) for mask in evidence.masks] for values in (heatmap, truth.flip(1), truth)
+    ]
+    expected = [np.corrcoef(evidence.falls.numpy(), values)[0, 1] for values in hidden]
+    assert [result.value, *(control.effect for control in controls)] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("turns", "word_turns", "outcome", "reason"),
+    [
+        (0, 2, "passed", "At random positions, the heatmap reaches at least as much in 5 % of cases."),
+        (0, 0, "passed", "The best control map, the mirrored heatmap, reaches"),
+        (2, 0, "undecided", "The heatmap is worse than the heatmap of another word of the answer."),
+    ],
+    ids=["true", "words-of-one-place", "wrong-word"],
+)
+def test_a_words_map_has_to_agree_best(
+    truth: torch.Tensor, turns: int, word_turns: int, outcome: str, reason: str
+) -> None:
+    heatmap, word_map = (torch.rot90(truth, number) for number in (turns, word_turns))
+    result, _ = compare_word_maps(
+        make_evidence(truth), heatmap, {"mirrored": heatmap.flip(1), "another word": word_map}, 0
+    )
+    assert result.outcome == outcome
+    assert reason in result.reason
+
+
+def test_a_mirrored_map_of_a_word_fails(truth: torch.Tensor) -> None:
+    result, controls = compare_word_maps(make_evidence(truth), truth.flip(1), {"mirrored": truth}, 0)
+    assert (result.outcome, controls[0].is_better) == ("failed", True)
+    assert "The heatmap is worse than the mirrored heatmap." in result.reason
 
 
 def test_a_moved_map_agrees_with_a_loop_over_pixels() -> None:

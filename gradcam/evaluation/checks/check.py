@@ -31,8 +31,10 @@ from gradcam.evaluation.checks.findings import CheckArtifacts, Outcome, TestResu
 from gradcam.evaluation.checks.folder import FolderVerdict, check_folder
 from gradcam.evaluation.checks.near_controls import (
     MASK_BATCHES,
+    WORD_MASKS,
     NearFindings,
     compare_near,
+    compare_word_maps,
     find_grid,
     measure_evidence,
 )
@@ -136,8 +138,9 @@ def check(
 
     The image is tested alone, without a grid, in two cases. If the model does not recognise the class among other
     images, the placement test shifts and mirrors the image. If the target has a fixed position, such as a box, or is a word,
-    there is no placement test. In both cases, the covering test compares the heatmap with nineteen copies of the heatmap at
-    random positions.
+    there is no placement test. In both cases, the covering test also compares the heatmap with nineteen copies at random
+    positions. For a word, the covering test hides random parts of the image. Its value is then the correlation of the
+    heatmap on the hidden pixels with the fall of the word's log-odds.
 
     Parameters
     ----------
@@ -233,11 +236,9 @@ def check(
     doubtful_layer = target_layer if getattr(classifier, "pixel_size", None) is None else None
     tests, controls = checks.run()
     doubt = doubtful_layer and find_misplacement(unwrap(classifier.model), images, doubtful_layer, to_reshape(reshape))
-    near = None
+    near, is_class = None, kind == "class"
     if not doubt and not words and all(test.outcome == "passed" for test in tests):
-        near = checks.compare_near(
-            find_grid(subject, layer_name, reshape) if kind == "class" else None, kind == "class"
-        )
+        near = checks.compare_near(find_grid(subject, layer_name, reshape) if is_class else None, is_class)
     counter.reach(MAX_HEATMAPS)
     return Verdict(
         tests=tests,
@@ -330,7 +331,8 @@ class SanityChecks:
             return (*results, TestResult("covering", "undecided", 0.0, too_little)), ()
         other_images = self._choose_other_images() if self.fits_other_images else self.other_images
         grid, placed_maps, placement = self._test_placement(heatmap, other_images)
-        covering, controls = self._test_covering(grid, placed_maps, other_images)
+        compare = self._test_word if self.words else self._test_covering
+        covering, controls = compare(grid, placed_maps, other_images)
         return (*results, *placement, covering), controls
 
     def compute_heatmaps(self, images: Tensor, index: int | None = None, model: nn.Module | None = None) -> Tensor:
@@ -517,11 +519,7 @@ class SanityChecks:
         self, grid: PlacementGrid, placed_maps: Tensor, other_images: Tensor
     ) -> tuple[TestResult, tuple[ControlMap, ...]]:
         """Compare the heatmap with its control maps by the evidence on the marked pixels."""
-        makers = self._list_makers(grid, other_images)
-        maps, errors = make_control_maps(placed_maps, grid.images, makers, self.seed)
-        for name, error in errors.items():
-            message = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
-            self.notes.append(f"The heatmap was not compared with {CONTROL_DESCRIPTIONS[name]}: {message}")
+        maps = self._make_controls(grid, placed_maps, self._list_makers(grid, other_images))
         moved_maps = move_randomly(placed_maps[0], self.seed) if grid.is_alone else []
         moved_masks = (grid.mark(moved.expand_as(placed_maps)) for moved in moved_maps)
         masks = [grid.cells, *map(grid.mark, (placed_maps, *maps.values())), *moved_masks]
@@ -538,6 +536,25 @@ class SanityChecks:
             controls.append(compare_with_control(name, control[0], alike, results, control_results))
         return evaluate_covering(effect, controls, control_effects[len(maps) :]), tuple(controls)
 
+    def _test_word(
+        self, grid: PlacementGrid, heatmaps: Tensor, other_images: Tensor
+    ) -> tuple[TestResult, tuple[ControlMap, ...]]:
+        """Compare the heatmap of a word with its control maps by the evidence on random masks."""
+        evidence = measure_evidence(self.subject, None, self.seed, self.counter.step, count=WORD_MASKS)
+        makers = self._list_makers(grid, other_images)
+        if len(self.words) > 1 and (rival_maps := self.artifacts.rival_maps) is not None:
+            makers[ANOTHER_WORD] = lambda: evidence.find_best(rival_maps).expand_as(heatmaps)
+        maps = self._make_controls(grid, heatmaps, makers)
+        return compare_word_maps(evidence, heatmaps[0], {name: maps[name][0] for name in maps}, self.seed)
+
+    def _make_controls(self, grid: PlacementGrid, heatmaps: Tensor, makers: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the control maps (4,H,W) by name, and note the ones that cannot be computed."""
+        maps, errors = make_control_maps(heatmaps, grid.images, makers, self.seed)
+        for name, error in errors.items():
+            message = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
+            self.notes.append(f"The heatmap was not compared with {CONTROL_DESCRIPTIONS[name]}: {message}")
+        return maps
+
     def _list_makers(self, grid: PlacementGrid, other_images: Tensor) -> dict[str, Callable[[], Tensor]]:
         """Return, by name, one function for each control map that needs the model."""
 
@@ -549,9 +566,9 @@ class SanityChecks:
             return self._explain_grid(grid, model=model)
 
         makers = {"another image": explain_other_image} if self.fits_other_images else {}
-        explain_rival = partial(self._explain_grid, grid, index=self.artifacts.rivals[0])
-        rival = ANOTHER_WORD if len(self.words) > 1 else RIVAL
-        return {**makers, rival: explain_rival, "random weights": explain_random_network}
+        if len(self.words) <= 1:
+            makers[RIVAL] = partial(self._explain_grid, grid, index=self.artifacts.rivals[0])
+        return {**makers, "random weights": explain_random_network}
 
     def compare_near(self, cells: Sequence[int] | None, has_classes: bool) -> NearFindings:
         """Compare the heatmap with near controls, on evidence that does not come from the heatmap."""

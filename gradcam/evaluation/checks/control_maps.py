@@ -51,14 +51,16 @@ class ControlMap:
         How well the control map ranks the image's pixels above the pixels of three other images: the area under the ROC
         curve, from 0 to 1; chance is 0.5. None if the image was tested alone.
     effect : float
-        The share of the class's evidence on the pixels that the control map marks; 1 is all of the evidence.
+        The share of the class's evidence on the pixels that the control map marks; 1 is all of the evidence. If the target
+        is a word: the correlation of the control map with the evidence of random masks, from -1 to 1.
     alike : float
         The rank correlation of the control map with the checked heatmap, from -1 to 1.
     is_distinguished : bool
-        True if the checked heatmap is better than the control map: by 0.1 in `order` or by 0.2 in `effect`.
+        True if the checked heatmap is better than the control map: by 0.1 in `order` or by 0.2 in `effect`. If the target
+        is a word: significantly better in `effect` (Williams' test, 5 %).
     is_better : bool
         True if the control map is better than the checked heatmap: by 0.2 in `effect`, with an `order` that is not
-        lower.
+        lower. If the target is a word: significantly better in `effect`.
     heatmap : Tensor (H,W)
         The control map of the first test image.
 
@@ -150,18 +152,31 @@ def move_randomly(heatmap: Tensor, seed: int) -> list[Tensor]:
     return moved_maps
 
 
-def evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effects: Sequence[float]) -> TestResult:
-    """Return the result of the covering test: the heatmap's share of the evidence, beside the shares of control maps."""
-    # If only the rival's heatmap is better, the test does not fail, because similar classes may depend on the same
-    # pixels.
-    strict_controls = [control for control in controls if control.name not in RIVALS]
-    best = max(strict_controls, key=lambda control: control.effect)
+def describe_shares(effect: float, best: ControlMap) -> str:
+    """Return a sentence about the shares of the evidence on the pixels that the heatmap and a control map mark."""
     reason = (
         f"{max(0.0, effect) * 100:.0f} % of the class's evidence lies on the marked pixels. "
         f"The best control map, {best.words}, reaches {max(0.0, best.effect) * 100:.0f} %"
     )
     if best.is_distinguished and effect - best.effect < MIN_EFFECT_GAIN:
         reason += ", but this control map does not follow the image"
+    return reason
+
+
+def evaluate_covering(
+    effect: float,
+    controls: Sequence[ControlMap],
+    moved_effects: Sequence[float],
+    describe: Callable[[float, ControlMap], str] = describe_shares,
+) -> TestResult:
+    """Return the result of the covering test: the heatmap's evidence, beside the evidence of control maps.
+
+    `describe` returns a sentence about the evidence of the heatmap and of the best control map.
+    """
+    # If only the rival's heatmap is better, the test does not fail, because similar classes may depend on the same
+    # pixels.
+    strict_controls = [control for control in controls if control.name not in RIVALS]
+    reason = describe(effect, max(strict_controls, key=lambda control: control.effect))
     outcome: Outcome = "passed" if effect >= MIN_EVIDENCE else "undecided"
     if moved_effects:
         chance = (1 + sum(value >= effect for value in moved_effects)) / (1 + len(moved_effects))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +24,14 @@ from torch.nn import functional as F
 
 from gradcam.cam.explain import explain
 from gradcam.errors import GradcamError, format_fields
-from gradcam.evaluation.checks.control_maps import make_spectrum_noise
+from gradcam.evaluation.checks.control_maps import ControlMap, evaluate_covering, make_spectrum_noise, move_randomly
+from gradcam.evaluation.checks.findings import TestResult
 from gradcam.evaluation.checks.placement import EPSILON, fill_blur
+from gradcam.evaluation.metrics.soundness import rank_correlation
 from gradcam.evaluation.subject import Subject, make_generator
 
 MASKS = 96
+WORD_MASKS = 192  # With words, the masks replace other measurements of the same cost.
 MASK_BATCHES = 12  # steps of the progress
 HIDDEN_SHARE = 0.3
 CRITICAL_T = 1.661  # one-sided 5 % quantile of Student's t with MASKS - 3 degrees of freedom
@@ -112,6 +116,11 @@ class Evidence:
         masks = self.masks.flatten(1)
         return (heatmaps.to(masks).flatten(1) @ masks.T).cpu().double() / masks.shape[1]
 
+    def find_best(self, heatmaps: Tensor) -> Tensor:
+        """Return the heatmap (H,W) of K heatmaps (K,H,W) that agrees best with the falls."""
+        correlations = torch.corrcoef(torch.cat([self.falls[None], self.predict(heatmaps)]))[0, 1:]
+        return heatmaps[int(correlations.nan_to_num(-1.0).argmax())]
+
 
 @dataclass(frozen=True)
 class NearFindings:
@@ -169,31 +178,36 @@ def find_grid(subject: Subject, layer: str | None, reshape: Any) -> tuple[int, .
 
 
 def measure_evidence(
-    subject: Subject, grid: Sequence[int] | None, seed: int, step: Callable[[], None] = lambda: None
+    subject: Subject,
+    grid: Sequence[int] | None,
+    seed: int,
+    step: Callable[[], None] = lambda: None,
+    *,
+    count: int = MASKS,
 ) -> Evidence:
-    """Hide random parts of the subject's image (1,C,H,W), and measure how the class's log-odds fall."""
+    """Hide random parts of the subject's image (1,C,H,W) `count` times, and measure how the class's log-odds fall."""
     images = subject.images
-    masks = sample_masks(images.shape[2:], grid or DEFAULT_GRID, seed).to(images.device)
+    masks = sample_masks(images.shape[2:], grid or DEFAULT_GRID, seed, count).to(images.device)
     blurred, probabilities = fill_blur(images[0], masks[0], images), [subject.probabilities[None]]
-    for batch in masks.split(MASKS // MASK_BATCHES):
+    for batch in masks.split(count // MASK_BATCHES):
         probabilities.append(subject.score(torch.where(mask, blurred, images) for mask in batch))
         step()
     log_odds = torch.logit(torch.cat(probabilities)[:, 0].cpu().double(), eps=EPSILON)
     return Evidence(masks.float(), log_odds[0] - log_odds[1:])
 
 
-def sample_masks(size: Sequence[int], grid: Sequence[int], seed: int) -> Tensor:
-    """Return masks (MASKS,H,W) of random cells. The cells of each mask start at a random offset."""
+def sample_masks(size: Sequence[int], grid: Sequence[int], seed: int, count: int = MASKS) -> Tensor:
+    """Return masks (`count`,H,W) of random cells. The cells of each mask start at a random offset."""
     generator = make_generator(seed, "hidden parts")
     cells = [min(max(length, MIN_MASK_CELLS), MAX_MASK_CELLS) for length in grid]
-    steps = [-(-length // count) for length, count in zip(size, cells)]
+    steps = [-(-length // number) for length, number in zip(size, cells)]
     values = torch.rand(
-        (MASKS, 1, *(count + 1 for count in cells)), generator=generator, dtype=torch.float32, device="cpu"
+        (count, 1, *(number + 1 for number in cells)), generator=generator, dtype=torch.float32, device="cpu"
     )
     hidden = values < HIDDEN_SHARE
-    masks = F.interpolate(hidden.float(), [step * (count + 1) for step, count in zip(steps, cells)]) > 0
+    masks = F.interpolate(hidden.float(), [step * (number + 1) for step, number in zip(steps, cells)]) > 0
     offsets = [
-        torch.randint(step, (MASKS,), generator=generator, dtype=torch.int64, device="cpu").tolist() for step in steps
+        torch.randint(step, (count,), generator=generator, dtype=torch.int64, device="cpu").tolist() for step in steps
     ]
     crops = [mask[0, top : top + size[0], left : left + size[1]] for mask, top, left in zip(masks, *offsets)]
     return torch.stack(crops)
@@ -213,7 +227,7 @@ def compare_near(
         for direction, signs in DIRECTIONS.items()
     }
     maps = {**moved, **_make_shapes(heatmap, grid or DEFAULT_GRID, seed), **class_maps}
-    agreement, *controls = _compare(evidence, heatmap, maps)
+    agreement, *controls = compare_agreement(evidence, heatmap, maps)
     refuted = {control.name for control in controls if control.is_refuted}
     far = round(FAR_SHARE * max(heatmap.shape))
     resolution = Displacement(_to_cells(far, heatmap.shape, grid), far, "a third of the image")
@@ -284,7 +298,7 @@ def _make_shapes(heatmap: Tensor, grid: Sequence[int], seed: int) -> dict[str, T
     return dict(zip(SHAPES, maps))
 
 
-def _compare(evidence: Evidence, heatmap: Tensor, maps: Mapping[str, Tensor]) -> list[Any]:
+def compare_agreement(evidence: Evidence, heatmap: Tensor, maps: Mapping[str, Tensor]) -> list[Any]:
     """Return the heatmap's correlation with the evidence, followed by a `NearControl` for each map."""
     predictions = evidence.predict(torch.stack([heatmap, *maps.values()]))
     correlations = torch.corrcoef(torch.cat([evidence.falls[None], predictions])).nan_to_num().clamp(-1, 1).tolist()
@@ -294,6 +308,31 @@ def _compare(evidence: Evidence, heatmap: Tensor, maps: Mapping[str, Tensor]) ->
         statistic = compute_williams_t(agreement, value, alike, len(evidence.falls))
         controls.append(NearControl(name, value, statistic, agreement > 0 and statistic > CRITICAL_T))
     return [agreement, *controls]
+
+
+def compare_word_maps(
+    evidence: Evidence, heatmap: Tensor, maps: Mapping[str, Tensor], seed: int
+) -> tuple[TestResult, tuple[ControlMap, ...]]:
+    """Return the covering test of a word's heatmap (H,W), and its control maps: their agreement with the evidence."""
+    positions = {f"position {number}": moved for number, moved in enumerate(move_randomly(heatmap, seed))}
+    agreement, *comparisons = compare_agreement(evidence, heatmap, {**maps, **positions})
+    moved_agreements = [comparison.agreement for comparison in comparisons[len(maps) :]]
+    control_maps = torch.stack([*maps.values()])
+    correlations = rank_correlation(heatmap.expand_as(control_maps), control_maps).tolist()
+    controls = [
+        ControlMap(near.name, None, near.agreement, alike, near.is_refuted, near.statistic < -CRITICAL_T, control)
+        for near, alike, control in zip(comparisons, correlations, control_maps)
+    ]
+    describe = partial(_describe_agreement, len(evidence.falls))
+    return evaluate_covering(agreement, controls, moved_agreements, describe), tuple(controls)
+
+
+def _describe_agreement(count: int, agreement: float, best: ControlMap) -> str:
+    return (
+        f"Random parts of the image were hidden {count} times. The correlation of the heatmap on the hidden pixels "
+        f"with the fall of the word's log-odds is {agreement:.2f}. The best control map, {best.words}, reaches "
+        f"{best.effect:.2f}"
+    )
 
 
 def compute_williams_t(first: float, second: float, between: float, count: int) -> float:
