@@ -13,6 +13,16 @@ HOOKS = (
 )  # fmt: skip
 
 
+def strict(schema: Any) -> Any:
+    """Return a JSON schema with undescribed keys as errors, so that no key is undocumented."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {key: strict(entry) for key, entry in schema.items()}
+    return {"additionalProperties": False, **parts} if "properties" in parts else parts
+
+
 def tiny_model() -> nn.Sequential:
     torch.manual_seed(0)
     first = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)

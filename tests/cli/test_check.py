@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -14,6 +17,7 @@ from gradcam.cli.check import WIDTH
 from gradcam.evaluation import check as check_in_python
 from tests import colour_model
 from tests.cli.test_cli import Command, Photo, files, folder, gradcam_command, pixels, records, small
+from tests.helpers import strict
 
 __all__ = ["folder", "gradcam_command", "small"]  # fixtures
 
@@ -31,6 +35,25 @@ def make():
         nn.Conv2d(3, 8, 3, stride=4), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
     )
 """
+
+COLOUR_MODEL = ["-m", f"{colour_model.__file__}:make", "--size", 32, "--crop", 1, "--mean", "0,0,0", "--std", "1,1,1"]
+FUNCTIONS = '''
+import torch
+from torch.nn import functional as F
+
+
+def correct(model, images, classes):
+    """Return Grad-CAM of the colour model, without gradcam."""
+    with torch.no_grad():
+        maps = model.relu(model.cells(images))[range(len(images)), classes]
+    return F.interpolate(maps[:, None], images.shape[2:], mode="bilinear")[:, 0]
+
+
+def moved(model, images, classes):
+    """Move the heatmaps by one cell (4 pixels) to the right: a bug."""
+    return F.pad(correct(model, images, classes), (4, -4))
+'''
+SCHEMAS = Path(__file__).parents[2] / "docs" / "reference"
 
 
 @pytest.fixture
@@ -96,11 +119,10 @@ def test_the_other_images_are_compared(gradcam_command: Command, folder: Path, c
         colour_model.paint(folder / f"{number}.png", colour, seed=1) for number, colour in enumerate([1, 0, 0, 0])
     ]
     (folder / "broken.png").write_bytes(b"no picture")
-    arguments = ["-m", f"{colour_model.__file__}:make", "--size", 32, "--crop", 1, "--mean", "0,0,0", "--std", "1,1,1"]
-    outcome = gradcam_command("check", *arguments, "--device", "cpu", "--json", *pictures, folder / "broken.png")
+    outcome = gradcam_command("check", *COLOUR_MODEL, "--device", "cpu", "--json", *pictures, folder / "broken.png")
     rows = records(outcome)
     assert [record["status"] for record in rows] == ["ok"] * 4 + ["failed"]
-    alone = records(gradcam_command("check", *arguments, "--device", "cpu", "--json", "-o", "alone", pictures[0]))[0]
+    alone = records(gradcam_command("check", *COLOUR_MODEL, "--device", "cpu", "--json", "-o", "alone", pictures[0]))[0]
     effects = [{sham["name"]: sham["effect"] for sham in record["controls"]} for record in (rows[0], alone)]
     assert effects[0]["edges"] != effects[1]["edges"]  # The other images of the command are its references.
 
@@ -117,6 +139,68 @@ def test_a_broken_picture_does_not_stop_the_others(check: Command, folder: Path,
     assert "outcome" not in failed
     assert [item["status"] for item in successes] == ["ok", "ok"]
     assert files(folder) == ["koala-gradcam-check-model.py_make.png", "panda-gradcam-check-model.py_make.png"]
+
+
+# The verdict over all images
+
+
+@pytest.fixture
+def check_painted(gradcam_command: Command, folder: Path) -> Command:
+    """Return a function that runs `gradcam check` on a number of painted images with the colour model."""
+    (folder / "functions.py").write_text(FUNCTIONS)
+
+    def call(count: int, *arguments: object) -> Any:
+        paths = [colour_model.paint(folder / f"{number}.png", number % 5, seed=number) for number in range(count)]
+        return gradcam_command("check", *COLOUR_MODEL, "--device", "cpu", "-o", "panels", *paths, *arguments)
+
+    return call
+
+
+def test_a_verdict_over_all_images_ends_the_output(check_painted: Command, folder: Path) -> None:
+    outcome = check_painted(6, "--method", "functions.py:moved")
+    options = {"size": 32, "crop": 1.0, "mean": (0, 0, 0), "std": (1, 1, 1), "device": "cpu"}
+    classifier = gradcam.load_classifier(f"{colour_model.__file__}:make", **options)
+    paths = [folder / f"{number}.png" for number in range(6)]
+    verdict = check_in_python(classifier, paths, method="functions.py:moved")
+    text, _, last = outcome.out.partition("\n6 images, by moved: ")
+    title, *lines = last.splitlines()
+    assert text.count("Verdict: ") == 6
+    assert (title, outcome.status) == ("failed", 0)
+    assert " ".join(map(str.strip, lines)) == verdict.summary
+    assert "The heatmaps are displaced 1.0 cells right (4 pixels;" in verdict.summary
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_the_record_over_all_images_is_the_last_record(check_painted: Command, folder: Path) -> None:
+    outcome = check_painted(6, "--methods", "functions.py:correct,functions.py:moved", "--json")
+    rows = records(outcome)
+    kinds = [("folder" in row, row["method"]) for row in rows]
+    assert kinds == [*[(False, "correct")] * 6, (True, "correct"), *[(False, "moved")] * 6, (True, "moved")]
+    correct, moved = rows[6], rows[13]
+    schema = strict(json.loads((SCHEMAS / "folder_check.schema.json").read_text(encoding="utf-8")))
+    for record in (correct, moved):
+        jsonschema.validate(record, schema)
+        assert record["folder"]["images"] == len(record["folder"]["deviations"]) == 6
+    assert correct["folder"]["bugs"] == []
+    assert max(correct["folder"]["deviations"]) < 1e-5
+    assert [bug["kind"] for bug in moved["folder"]["bugs"]] == ["displaced"]
+    assert moved["folder"]["displacement"]["across"]["mean"] == pytest.approx(1, abs=0.01)
+    assert moved["folder"]["displacement"]["down"]["mean"] == pytest.approx(0, abs=0.01)
+    assert moved["folder"]["outcome"] == "failed"
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_few_images_have_no_verdict_over_all(check_painted: Command, folder: Path, count: int) -> None:
+    outcome = check_painted(count)
+    message = f"A verdict over a set needs at least 6 images, got {count}: add images, or check the images one by one."
+    assert (message in outcome.out) == (count > 1)
+    assert (outcome.status, outcome.out.count("Verdict: "), " images, by " in outcome.out) == (0, count, False)
+
+
+def test_images_that_cannot_be_read_do_not_count(check_painted: Command, folder: Path) -> None:
+    (folder / "broken.png").write_bytes(b"no picture")
+    outcome = check_painted(5, folder / "broken.png", "--json")
+    assert (outcome.status, [row["status"] for row in records(outcome)]) == (1, ["ok"] * 5 + ["failed"])
 
 
 def test_options_are_those_of_python(check: Command, folder: Path, small: Photo) -> None:

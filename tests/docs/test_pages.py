@@ -16,6 +16,7 @@ from PIL import Image
 import gradcam
 from gradcam.cli import cli
 from tests.docs.pages import ROOT, read_blocks, run_page
+from tests.helpers import strict
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
@@ -228,16 +229,6 @@ def test_the_readme_is_of_one_screen_and_its_links_lead_somewhere() -> None:
     assert len(text.encode()) <= 10_000
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / link).exists(), link
-
-
-def strict(schema: Any) -> Any:
-    """Return the schema with undescribed keys as errors, so that no key is undocumented."""
-    if isinstance(schema, list):
-        return [strict(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    parts = {key: strict(entry) for key, entry in schema.items()}
-    return {"additionalProperties": False, **parts} if "properties" in parts else parts
 
 
 def test_records_are_as_the_schemas_say(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -21,8 +23,10 @@ from gradcam.evaluation.checks.folder import measure_image
 from gradcam.evaluation.checks.map_evidence import compute_exact_maps
 from gradcam.evaluation.explainers import Explainer
 from tests import colour_model
+from tests.helpers import strict
 
 HeatmapFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]
+SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "folder_check.schema.json"
 CELL = 4  # pixels per cell of the colour model
 OPTIONS = {"method": None, "layer": None, "target": None, "score": "logit", "reshape": None, "seed": 0}
 
@@ -266,6 +270,10 @@ def test_constant_heatmaps_and_one_class(colours: gradcam.Classifier) -> None:
 
     red = [paint(5 * seed) for seed in range(6)]
     verdict = check(colours, red, method=constant)
+    schema = strict(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    for result in (verdict, replace(verdict, evidence=())):  # Other tasks have no evidence.
+        record = {"schema": 1, "model": "colours", "method": "constant", "folder": result.to_record()}
+        jsonschema.validate(json.loads(json.dumps(record, allow_nan=False)), schema)
     assert (verdict.outcome, verdict.bugs) == ("failed", ())
     assert "6 of 6 heatmaps are constant: they mark nothing." in verdict.notes
     assert any(note.startswith("All images have one class") for note in verdict.notes)
