@@ -143,7 +143,7 @@ def check_command(
     options["target"] = to_single_target(settings, classifier)
     print_notes(classifier.notes, output)
     options["other_images"] = _prepare_other_images(classifier, images) if len(images) > MIN_OTHER_IMAGES else {}
-    outcomes: list[str] = []
+    outcomes: list[str | None] = []
     folders: dict[Any, list[CheckedImage]] = {method: [] for method in methods or [None]}  # None: the default method.
 
     def process(method: Any, image: Path) -> ImageResult:
@@ -163,7 +163,7 @@ def check_command(
     for method, checked_images in folders.items():
         status |= process_images(images, partial(process, method), output, classifier.name, {})
         if len(images) > 1:
-            _print_folder(checked_images, params["seed"], output)
+            outcomes.append(_print_folder(checked_images, params["seed"], output))
     return status or int(fail_on is not None and not {fail_on, "failed"}.isdisjoint(outcomes))
 
 
@@ -188,8 +188,8 @@ def _check(
         return check(classifier, prepared, **{**options, "other_images": other_images}, progress=progress)
 
 
-def _print_folder(checked_images: Sequence[CheckedImage], seed: int, output: OutputMode) -> None:
-    """Print the verdict over all images, or the reason why there is none."""
+def _print_folder(checked_images: Sequence[CheckedImage], seed: int, output: OutputMode) -> str | None:
+    """Print the verdict over all images, and return its outcome. Without a verdict, print the reason and return None."""
     from gradcam.evaluation.checks.folder import FolderVerdict, require_images
 
     verdicts = tuple(verdict for verdict, _ in checked_images)
@@ -198,8 +198,9 @@ def _print_folder(checked_images: Sequence[CheckedImage], seed: int, output: Out
     except GradcamError as error:
         if not output.as_json and not output.quiet:
             click.echo(f"  {error}")
-        return
+        return None
     folder = FolderVerdict(verdicts, tuple(item for _, evidence in checked_images for item in evidence), seed)
     names = {"schema": SCHEMA, "model": verdicts[0].model, "method": verdicts[0].method}
     lines = [f"{len(verdicts)} images, by {verdicts[0].method}: {_style(folder.outcome)}", *_wrap(folder.summary, "  ")]
     print_outcome(None, lambda: json.dumps({**names, "folder": folder.to_record()}), lambda: "\n".join(lines), output)
+    return folder.outcome
