@@ -23,6 +23,7 @@ C = TypeVar("C", bound=type)
 
 EVIDENCE = ("positive", "negative", "signed")
 SMOOTHINGS = ("none", "eigen")
+INTERPOLATIONS = ("bicubic", "bilinear", "nearest")
 
 # The kinds of class scores that can be explained: see `gradcam.targets.ClassTarget`.
 SCORES = ("logit", "probability", "contrast")
@@ -128,6 +129,7 @@ class ExplainOptions(TypedDict, total=False):
     evidence: str
     augmentation: str
     smoothing: str
+    interpolation: str
     reshape: Any
     memory_budget: int | None
     progress: Progress | None
@@ -135,7 +137,7 @@ class ExplainOptions(TypedDict, total=False):
 
 DEFAULTS: ExplainOptions = {
     "join": None, "evidence": "positive", "augmentation": "none", "smoothing": "none",
-    "reshape": None, "memory_budget": None, "progress": None,
+    "interpolation": "bicubic", "reshape": None, "memory_budget": None, "progress": None,
 }  # fmt: skip
 
 
@@ -150,6 +152,7 @@ def fill_options(options: ExplainOptions, function: str) -> ExplainOptions:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
     filled = DEFAULTS | options
     check_choice(filled["augmentation"], "augmentation", AUGMENTATIONS)
+    check_choice(filled["interpolation"], "interpolation", INTERPOLATIONS)
     if filled["memory_budget"] is not None:
         check_count(filled["memory_budget"], "memory_budget", "a number of bytes, 1 or more.")
     check_progress(filled["progress"])

@@ -69,6 +69,8 @@ class Explanation:
         The maps on the reference image, if the target is `targets.Like` with an image.
     layout : str or None
         The layout of the layer's output, such as "channels first" or "tokens"; None if no layer is explained.
+    interpolation : str
+        How the maps were resized to heatmaps: "bicubic", "bilinear" or "nearest".
     output_name : str or None
         The key or index of the explained tensor in the model's output, such as "logits" or "0"; None if the output is one
         tensor, or the target is a function.
@@ -95,6 +97,7 @@ class Explanation:
     detections: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
     reference: Explanation | None = field(default=None, repr=False, kw_only=True)
     layout: str | None = field(default=None, repr=False, kw_only=True)
+    interpolation: str = field(default="bicubic", repr=False, kw_only=True)
     output_name: str | None = field(default=None, repr=False, kw_only=True)
 
     def __getattr__(self, name: str) -> Any:
@@ -217,6 +220,9 @@ def explain(
         mirrored images with all values multiplied by 0.9 and by 1.1. Maps are means over these views.
     smoothing : str, default "none"
         "eigen" uses the first principal component of the weighted channels instead of their sum.
+    interpolation : str, default "bicubic"
+        How maps are resized to the size of the images: "bicubic", "bilinear", or "nearest", which shows the cells of the
+        layer as blocks. Pixel centres are at half-integers.
     reshape : tuple, str or callable, default None
         The layout of the layer's output, if it is ambiguous. A tuple is the grid (h, w) or (d, h, w) that the tokens
         form. Extra tokens, such as a class token, are skipped. A string is "channels first", "channels
@@ -496,6 +502,7 @@ def _make_explanations(
 ) -> dict[Key, Explanation]:
     """Turn maps into explanations: crop to the images, average the views, select the evidence, and resize."""
     batch, scored, evidence = bound.batch, recorded.scored, plan.options["evidence"]
+    interpolation = plan.options["interpolation"]
     output_name = None
     if not isinstance(recorded.output, Tensor) and scored.logits is not None:
         from gradcam.targets.output_heads import find_output_name
@@ -510,6 +517,7 @@ def _make_explanations(
         "output": views.first_of(output),
         "output_name": output_name,
         "evidence": evidence,
+        "interpolation": interpolation,
     }
     sizes, explanations = batch.sizes, {}
     gradient_methods = {method.name for method in plan.methods if "gradients" in method.needs}
@@ -524,7 +532,7 @@ def _make_explanations(
             warn_of_rounding(values, method_maps.rounding_mask, evidence, f"{method} at layer '{layer}'")
         explanations[layer, method] = Explanation(
             maps=values.to(batch.device),
-            heatmaps=to_heatmaps_of_sizes(values, sizes, signed=evidence == "signed", device=batch.device),
+            heatmaps=to_heatmaps_of_sizes(values, sizes, batch.device, signed=evidence == "signed", mode=interpolation),
             scores=_mask_missing_scores(views.first(method_maps.scores).to(batch.device), scored),
             layer=layer,
             method=method,

@@ -59,38 +59,45 @@ class Views:
         return torch.stack([view.flip(-1) if mirrored else view for view, (_, mirrored) in views]).mean(0)
 
 
-def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:
+def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False, mode: str = "bicubic") -> Tensor:
     """Return maps (N,K,h,w) or (N,K,d,h,w) as heatmaps of `size`: resized, float32 in [0,1], divided by their maximum.
 
-    The minimum is not subtracted, so zero still means "no evidence", and a blank map stays zero. With `signed`,
-    positive and negative values are resized separately. Otherwise, bicubic interpolation would surround each sign with
-    a rim of the other sign. All values are divided by the largest magnitude, so values are in [-1,1].
+    The minimum is not subtracted, so zero still means "no evidence", and a blank map stays zero. `mode` is the
+    interpolation, as in `resize`. With `signed`, positive and negative values are resized separately. Otherwise,
+    bicubic interpolation would surround each sign with a rim of the other sign. All values are divided by the
+    largest magnitude, so values are in [-1,1].
     """
-    heatmaps = resize(maps, size, signed=signed)
+    heatmaps = resize(maps, size, signed=signed, mode=mode)
     values = heatmaps.abs() if signed else heatmaps
     largest = values.amax(list(range(2, values.ndim)), keepdim=True)
     # Divide in place, because with many classes this is the largest tensor.
     return heatmaps.div_(largest.masked_fill_(largest == 0, 1))
 
 
-def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], *, signed: bool, device: torch.device) -> Any:
-    """Return heatmaps at each image's size, on a device: one tensor if all sizes are equal, else a tensor per image."""
+def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], device: torch.device, **options: Any) -> Any:
+    """Return heatmaps at each image's size, on a device: one tensor if all sizes are equal, else a tensor per image.
+
+    `options` are those of `to_heatmaps`.
+    """
     if len(set(sizes)) == 1:
-        return to_heatmaps(maps, sizes[0], signed=signed).to(device)
-    return [to_heatmaps(row, size, signed=signed)[0].to(device) for row, size in zip(maps.split(1), sizes)]
+        return to_heatmaps(maps, sizes[0], **options).to(device)
+    return [to_heatmaps(row, size, **options)[0].to(device) for row, size in zip(maps.split(1), sizes)]
 
 
-def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Part | None = None) -> Tensor:
-    """Resize non-negative maps (N,K,h,w) or (N,K,d,h,w) by bicubic interpolation, and clamp the result at zero.
+def resize(
+    maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Part | None = None, mode: str = "bicubic"
+) -> Tensor:
+    """Resize non-negative maps (N,K,h,w) or (N,K,d,h,w) by interpolation, and clamp the result at zero.
 
     Pixel centres are at half-integers. With `signed`, positive and negative values are resized separately. `part` is
-    the part of the maps to resize, as starts and lengths in cells along the axes; None means all.
+    the part of the maps to resize, as starts and lengths in cells along the axes; None means all. `mode` is "bicubic",
+    "bilinear" or "nearest"; a part is always resized by bicubic interpolation.
     """
     if signed:
-        return resize(maps.relu(), size, part=part) - resize((-maps).relu(), size, part=part)
-    starts, lengths = ((None,) * len(size),) * 2 if part is None else part
-    axes = zip(maps.shape[2:], size, starts, lengths)
-    *depth, rows, columns = (_make_cubic_weights(*axis, dtype=maps.dtype, device=maps.device) for axis in axes)
+        return resize(maps.relu(), size, part=part, mode=mode) - resize((-maps).relu(), size, part=part, mode=mode)
+    spans = (None,) * len(size) if part is None else zip(*part)
+    axes = zip(maps.shape[2:], size, spans)
+    *depth, rows, columns = (_make_weights(*axis, mode, dtype=maps.dtype, device=maps.device) for axis in axes)
     maps = rows @ maps @ columns.mT
     if depth:
         maps = (depth[0] @ maps.flatten(3)).unflatten(3, maps.shape[3:])
@@ -98,23 +105,23 @@ def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Par
 
 
 @functools.lru_cache(maxsize=64)
-def _make_cubic_weights(
-    cells: int, length: int, start: float | None, extent: float | None, *, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Return the matrix (length, cells) that interpolates one axis, over all cells or over a part of the cells.
+def _make_weights(cells: int, length: int, span: tuple[float, float] | None, mode: str, **options: Any) -> Tensor:
+    """Return the matrix (length, cells) that interpolates one axis, over all cells or over a span: (start, length).
 
     The matrix is PyTorch's interpolation of the identity matrix. For a hundred maps, products with small matrices are
     several times faster than interpolation. The products also resize volumes, for which PyTorch has no cubic mode. The
-    matrix is cached, so that later calls copy no matrix to the device.
+    matrix is cached, so that later calls copy no matrix to the device. `options` are the dtype and the device.
     """
     # The device and dtype are explicit, because the caller may have changed PyTorch's defaults.
     identity = torch.eye(cells, dtype=torch.float64, device="cpu")[None, None]
-    if start is not None and extent is not None:
-        places = start + (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5) * extent / length
+    if span is not None:
+        places = span[0] + (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5) * span[1] / length
         rows = torch.arange(cells, dtype=torch.float64, device="cpu") + 0.5
         points = torch.stack(torch.meshgrid(places, rows, indexing="ij"), -1).flip(-1) * 2 / cells - 1
         settings: Any = {"mode": "bicubic", "padding_mode": "border", "align_corners": False}
         weights = F.grid_sample(identity.mT, points[None], **settings)
     else:
-        weights = F.interpolate(identity, size=(length, cells), mode="bicubic", align_corners=False)
-    return weights[0, 0].to(device, dtype)
+        # PyTorch's mode "nearest" takes the cell at the upper left corner of a pixel, not at its centre.
+        mode = "nearest-exact" if mode == "nearest" else mode
+        weights = F.interpolate(identity, size=(length, cells), mode=mode)
+    return weights[0, 0].to(**options)

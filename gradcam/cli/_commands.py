@@ -31,7 +31,7 @@ SECTIONS = {
     ),
     "Explanation": (
         *("--fit", "--predictions", "--score", "--against", "--evidence"),
-        *("--augmentation", "--smoothing", "--reshape"),
+        *("--augmentation", "--smoothing", "--interpolation", "--reshape"),
     ),
     "Appearance": (
         *("--base", "--alpha", "--colormap", "--blend", "--format", "--quality"),

@@ -339,6 +339,11 @@ _TARGET = (
         allowed.SMOOTHINGS,
         "Smoothing of the heatmap. eigen: the first principal component of the channels instead of their sum.",
     ),
+    choice(
+        "--interpolation",
+        allowed.INTERPOLATIONS,
+        "Interpolation from the layer's cells to the pixels of the model's input. nearest: each cell is a block.",
+    ),
 )
 
 

@@ -151,7 +151,7 @@ def _join(explanation: Explanation, blended: _BlendedSum, canvas: tuple[int, int
     return replace(
         explanation,
         maps=maps,
-        heatmaps=to_heatmaps(maps, size, signed=explanation.evidence == "signed"),
+        heatmaps=to_heatmaps(maps, size, signed=explanation.evidence == "signed", mode=explanation.interpolation),
         classes=None if explanation.classes is None else explanation.classes[:1],
         scores=(blended.scores / blended.count)[None],
     )

@@ -245,7 +245,9 @@ def _to_comparable(fields: Mapping[str, Any], resolved: Collection[str]) -> dict
         "model": model.get("name"),
         "weights": _to_dict(model.get("weights")).get("sha256"),
         "device": str(fields.get("device")).partition(":")[0],  # cuda:0 and cuda:1 give the same results.
-        "output_format": "files",  # Earlier versions had only this output format, and did not record the format.
+        # Earlier versions had only this output format and this interpolation, and did not record them.
+        "output_format": "files",
+        "interpolation": "bicubic",
         **EARLIER_LOOK,
         **dict(flatten(settings, ".")),
         # Compare the root folder of the images instead of the inputs, because users can write the same folder in

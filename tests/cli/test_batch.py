@@ -310,6 +310,31 @@ def test_other_settings_are_refused_and_named(batch: Command, folder: Path, phot
     assert tree(folder) == before
 
 
+def test_the_interpolation_is_recorded_and_checked(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out", "--interpolation", "nearest")
+    complete = tree(folder / "out")
+    assert json.loads(complete["run.json"])["settings"]["interpolation"] == "nearest"
+    truncate(folder / "out")
+    refused = batch("photos", "-o", "out", "--resume")
+    assert (refused.status, "interpolation: nearest → bicubic" in refused.err) == (2, True)
+    batch("photos", "-o", "out", "--resume", "--interpolation", "nearest")
+    resumed = tree(folder / "out")
+    for name in complete.keys() - {"log.jsonl"}:
+        assert resumed[name] == complete[name]
+
+
+def test_a_run_that_recorded_no_interpolation_was_bicubic(batch: Command, folder: Path, photos: Path) -> None:
+    batch("photos", "-o", "out")
+    complete = tree(folder / "out")
+    truncate(folder / "out", "interpolation")
+    refused = batch("photos", "-o", "out", "--resume", "--interpolation", "bilinear")
+    assert (refused.status, "interpolation: bicubic → bilinear" in refused.err) == (2, True)
+    batch("photos", "-o", "out", "--resume")
+    resumed = tree(folder / "out")
+    for name in complete.keys() - {"run.json", "log.jsonl"}:
+        assert resumed[name] == complete[name]
+
+
 def truncate(folder: Path, *unrecorded: str) -> None:
     """Leave only the first record of a run and its files, and remove settings that earlier versions did not record."""
     lines = (folder / "manifest.jsonl").read_bytes().splitlines(keepends=True)

@@ -110,6 +110,7 @@ def test_a_contrast_with_a_named_class(run: Command, small: Photo) -> None:
         (["--method", "guided-gradcam", "--evidence", "negative"], "--evidence does not work with --method guided"),
         (["--method", "smoothgrad", "--augmentation", "flip"], "--augmentation does not work with"),
         (["--method", "smoothgrad", "--smoothing", "eigen"], "--smoothing does not work with"),
+        (["--method", "smoothgrad", "--interpolation", "nearest"], "--interpolation does not work with"),
         (["--method", "input-gradients", "--layer", "layer3"], "--layer does not work with"),
     ],
 )
@@ -123,7 +124,7 @@ def test_a_rival_that_is_explained_by_chance_is_an_error(run: Command, small: Ph
     outcome.check_error(1, "Class 105 cannot be contrasted with itself")
 
 
-@pytest.mark.parametrize("options", [{"augmentation": "flip"}, {"smoothing": "eigen"}])
+@pytest.mark.parametrize("options", [{"augmentation": "flip"}, {"smoothing": "eigen"}, {"interpolation": "nearest"}])
 def test_options_of_any_method(
     options: dict[str, str], run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
 ) -> None:

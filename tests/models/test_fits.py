@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
 import gradcam
@@ -94,6 +95,13 @@ def test_maps_of_tiles_join_to_the_map_of_the_whole_image(patches: gradcam.Class
     torch.testing.assert_close(explanation.heatmaps, full.heatmaps, rtol=0, atol=5e-3)
     assert max(patches.model.batches) <= 8  # Only a few tiles are computed at a time.
     assert explanation.regions == [(0, 0, 320, 448)]
+
+
+def test_maps_of_tiles_are_resized_by_the_interpolation(patches: gradcam.Classifier, photo: Photo) -> None:
+    picture = gradcam.read_image(photo("coffee.jpg"))[:320, :448]
+    explanation = patches.explain(picture, target=2, fit="tiles:160", interpolation="nearest")
+    expected = F.interpolate(explanation.maps, explanation.heatmaps.shape[2:], mode="nearest-exact")
+    torch.testing.assert_close(explanation.heatmaps, expected / expected.max())
 
 
 def test_borders_of_tiles_are_smooth(classifier: gradcam.Classifier, photo: Photo) -> None:
