@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 import torch
@@ -137,6 +138,28 @@ def test_a_class_that_is_seen_among_others_or_not() -> None:
     assert find_recognised_grid(Subject(Fixed(), grey[:1], 1), grey) is None
     # Cells of less than 8 x 8 pixels are too small.
     assert find_recognised_grid(Subject(Red(), small, 1), grey[..., :15, :15]) is None
+
+
+class Counted(Red):
+    """A `Red` that counts the images of each width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths: Counter[int] = Counter()
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.widths[images.shape[3]] += len(images)
+        return super().forward(images)
+
+
+@pytest.mark.parametrize(("is_red", "cells"), [(True, 4), (False, 1)])
+def test_other_cells_are_only_measured_if_the_image_has_evidence(is_red: bool, cells: int) -> None:
+    grey, model = make_grey_images(), Counted()
+    grid = find_recognised_grid(Subject(model, red_picture() if is_red else grey[:1], 1), grey)
+    assert (grid is not None) == is_red
+    # The model predicts the image (1) and the test images (4). Each cell is then measured in four test images, with only
+    # the cell and without the cell.
+    assert model.widths == {16: 1 + 4 + 8 * cells, **({} if is_red else {32: 4 + 8 * cells})}
 
 
 def test_an_unrelated_map_rarely_scores_as_well() -> None:

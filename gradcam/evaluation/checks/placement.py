@@ -185,8 +185,10 @@ def find_recognised_grid(subject: Subject, other_images: Tensor) -> PlacementGri
                 raise
             return None
         # In each test image, `grid.cells` marks the cell of the checked image. Rolling `grid.cells` marks another cell.
-        evidence, *other_evidence = grid.measure(*(grid.cells.roll(i, 0) for i in range(CELLS)))
-        if bool((evidence > torch.stack([torch.zeros_like(evidence), *other_evidence]).amax(0)).all()):
+        # The other cells are measured one after another, and only until one of them has as much evidence.
+        evidence = grid.measure(grid.cells)[0]
+        other_evidence = (grid.measure(grid.cells.roll(i, 0))[0] for i in range(1, CELLS))
+        if bool((evidence > 0).all()) and all(bool((evidence > other).all()) for other in other_evidence):
             return grid
     return None
 
