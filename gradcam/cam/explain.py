@@ -23,6 +23,7 @@ from gradcam.cam.rounding import Key, warn_of_rounding
 from gradcam.errors import ImageError, LayerError, TargetError, join_names, shorten
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.model_facts import ModelFacts, self_changing_models
+from gradcam.hooks.pytorch import without_autocast
 from gradcam.layers.find import check_layers, find_layers, unwrap
 from gradcam.layers.layout import to_reshape
 from gradcam.options import AUGMENTATIONS, DEFAULTS, ExplainOptions, fill_options
@@ -479,8 +480,10 @@ def _explain_at(
             if not reads_rows(recorded.scored.values, recorded.output, views.batch.images):
                 plan = replace(plan, methods=plan.methods_for_places)
         maps = compute_maps(recorded, plan.methods, reruns, reshape=reshape, join=options["join"])
-        explanations = _make_explanations(maps, recorded, bound, views, plan)
+        drafts = _draft_explanations(maps, recorded, bound, views, plan)
         reference_inputs = None if bound.mirror is None else bound.mirror(recorded.scored)
+    del maps, recorded  # The heatmaps of many words are large. First free the memory of the graph.
+    explanations = {key: _make_explanation(bound.batch, **fields) for key, fields in drafts.items()}
     if "_cache" in vars(facts):  # The cache is in use: this pass has read or cached a fact.
         facts.take_over()
     if reference_inputs is not None:  # Explain the reference image at the same layers.
@@ -497,12 +500,11 @@ def _make_views(bound: BoundTarget, augmentation: str) -> Views:
     return make_views(bound.batch, augmentation, bound.target)
 
 
-def _make_explanations(
+def _draft_explanations(
     maps: Mapping[Key, Maps], recorded: RecordedPass, bound: BoundTarget, views: Views, plan: Plan
-) -> dict[Key, Explanation]:
-    """Turn maps into explanations: crop to the images, average the views, select the evidence, and resize."""
+) -> dict[Key, dict[str, Any]]:
+    """Return the fields of explanations. Crop maps to the images, average the views, and select the evidence."""
     batch, scored, evidence = bound.batch, recorded.scored, plan.options["evidence"]
-    interpolation = plan.options["interpolation"]
     output_name = None
     if not isinstance(recorded.output, Tensor) and scored.logits is not None:
         from gradcam.targets.output_heads import find_output_name
@@ -517,9 +519,9 @@ def _make_explanations(
         "output": views.first_of(output),
         "output_name": output_name,
         "evidence": evidence,
-        "interpolation": interpolation,
+        "interpolation": plan.options["interpolation"],
     }
-    sizes, explanations = batch.sizes, {}
+    drafts = {}
     gradient_methods = {method.name for method in plan.methods if "gradients" in method.needs}
     for (layer, method), method_maps in maps.items():
         levels: Sequence[Tensor] = method_maps.levels
@@ -530,16 +532,23 @@ def _make_explanations(
         values = values if bound.refine is None else bound.refine(values)
         if method_maps.rounding_mask is not None:
             warn_of_rounding(values, method_maps.rounding_mask, evidence, f"{method} at layer '{layer}'")
-        explanations[layer, method] = Explanation(
-            maps=values.to(batch.device),
-            heatmaps=to_heatmaps_of_sizes(values, sizes, batch.device, signed=evidence == "signed", mode=interpolation),
-            scores=_mask_missing_scores(views.first(method_maps.scores).to(batch.device), scored),
-            layer=layer,
-            method=method,
-            layout=_name_layout(recorded, layer),
+        drafts[layer, method] = {
+            "maps": values,
+            "scores": _mask_missing_scores(views.first(method_maps.scores).to(batch.device), scored),
+            "layer": layer,
+            "method": method,
+            "layout": _name_layout(recorded, layer),
             **shared,
-        )
-    return explanations
+        }
+    return drafts
+
+
+def _make_explanation(batch: Batch, *, maps: Tensor, evidence: str, interpolation: str, **fields: Any) -> Explanation:
+    """Return the explanation, with the maps resized to the images."""
+    signed, device = evidence == "signed", batch.device
+    with torch.inference_mode(False), torch.no_grad(), without_autocast(maps.device.type):
+        heatmaps = to_heatmaps_of_sizes(maps, batch.sizes, device, signed=signed, mode=interpolation)
+    return Explanation(maps.to(device), heatmaps, evidence=evidence, interpolation=interpolation, **fields)
 
 
 def _name_layout(recorded: RecordedPass, layer: str) -> str | None:
