@@ -327,6 +327,8 @@ class TestModes:
             before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-4, atol=1e-7)
         assert before == (mode is torch.enable_grad, mode is torch.inference_mode)
+        tensors = explanation.maps, explanation.heatmaps
+        assert not any(tensor.is_inference() or tensor.requires_grad for tensor in tensors)
 
     def test_inference_tensors_deep_in_the_input(self) -> None:
         model = TwoInputs().eval()
