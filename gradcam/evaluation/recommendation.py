@@ -24,13 +24,12 @@ from gradcam.evaluation.intervals import CONFIDENCE, MIN_IMAGES_TO_COMPARE, Inte
 from gradcam.evaluation.metrics.localisation import order_pointing_game
 from gradcam.evaluation.metrics.mosaic import MIN_PROBABILITY, Mosaic, Tile, arrange_tiles, grid_pointing_game, to_tiles
 from gradcam.evaluation.metrics.perturbation import road
-from gradcam.evaluation.subject import Subject, to_tensor
+from gradcam.evaluation.subject import Subject, to_batch, to_tensor
 from gradcam.hooks import containers
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier
-from gradcam.models.device import find_input_dtype
 from gradcam.options import SCORES, Progress, accept_old_parameters, argument_error, keep_old_names
 from gradcam.renames import RECOMMEND, add_old_keys
 from gradcam.targets.classes import ClassTarget
@@ -129,13 +128,9 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recommendation as dicts, strings and numbers, ready for JSON."""
-        record = {
-            **vars(self.row.combination),
-            "measure": self.measure,
-            "leader": {**vars(self.leader.combination)},
-            **{name: (gain := getattr(self, name)) and gain.to_fields() for name in ("gain", "road_gain")},
-        }
-        return add_old_keys(RECOMMEND, record)
+        record = {**vars(self.row.combination), "measure": self.measure, "leader": {**vars(self.leader.combination)}}
+        gains = {"gain": self.gain, "road_gain": self.road_gain}
+        return add_old_keys(RECOMMEND, record | {name: gain and gain.to_fields() for name, gain in gains.items()})
 
 
 @keep_old_names
@@ -478,11 +473,6 @@ class Benchmark:
                 values[key].append(road(subject, maps[:, 0], shares=FRACTIONS, seed=self.seed).combined.cpu().double())
                 self.counter.step()
         return {key: torch.cat(parts) for key, parts in values.items() if parts}
-
-
-def to_batch(classifier: Classifier, images: Sequence[Tensor]) -> Tensor:
-    """Stack images (C,H,W) into a batch (N,C,H,W) with the model's device and dtype."""
-    return torch.stack(list(images)).to(classifier.device, find_input_dtype(classifier.model))
 
 
 def subtract(values: Tensor, reference: Tensor, *, level: float = CONFIDENCE) -> Interval:

@@ -16,6 +16,8 @@ from gradcam.errors import GradcamError, ImageError, ModelError, TargetError, fi
 from gradcam.hooks.memory import HalvingRunner
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
+from gradcam.models.classifier import Classifier
+from gradcam.models.device import find_input_dtype
 from gradcam.options import check_count
 from gradcam.targets.classes import check_classes, to_probabilities
 
@@ -296,11 +298,24 @@ def to_tensor(values: Any) -> Tensor:
     return values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
 
 
+def to_batch(classifier: Classifier, images: Sequence[Tensor]) -> Tensor:
+    """Stack images (C,H,W) into a batch (N,C,H,W) with the model's device and dtype."""
+    return torch.stack(list(images)).to(classifier.device, find_input_dtype(classifier.model))
+
+
 def scale_to_unit(heatmaps: Tensor) -> Tensor:
     """Scale heatmaps (N,H,W) to [0,1]: set negative values to zero, and divide by the maximum if it is not zero."""
     positive = heatmaps.clamp(min=0)
     largest = positive.amax((1, 2), keepdim=True)
     return positive / torch.where(largest > 0, largest, 1.0)
+
+
+def correlate(first: Tensor, second: Tensor) -> Tensor:
+    """Return Pearson's correlation of maps (N,...), or of one map and N maps: 1 if both are constant, 0 if one is."""
+    first, second = (maps.flatten(1) - maps.flatten(1).mean(1, keepdim=True) for maps in (first, second))
+    norms = first.norm(dim=1), second.norm(dim=1)
+    cosines = torch.where(norms[0] * norms[1] > 1e-12, (first * second).sum(1) / (norms[0] * norms[1]), 0.0)
+    return torch.where(norms[0] + norms[1] < 1e-9, 1.0, cosines).clamp(-1, 1)
 
 
 def make_generator(seed: int, *names: object) -> torch.Generator:

@@ -19,7 +19,8 @@ from gradcam.errors import GradcamError, GradcamWarning, ModelError, format_fiel
 from gradcam.evaluation.explainers import Explainer, run_explain
 from gradcam.evaluation.heatmap_sources import Explainable
 from gradcam.evaluation.metrics.soundness import rank_correlation
-from gradcam.evaluation.subject import Subject, check_heatmaps, scale_to_unit
+from gradcam.evaluation.subject import Subject, check_heatmaps, correlate, scale_to_unit
+from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier
@@ -221,21 +222,8 @@ def transform_maps(exact: Tensor) -> dict[str, Tensor]:
     matrices = F.pad(torch.diag_embed(1 / torch.tensor([*factors.values()], dtype=torch.float64, device="cpu")), (0, 1))
     grid = F.affine_grid(matrices, [len(factors), 1, *exact.shape], align_corners=False)
     scaled = F.grid_sample(exact.expand(len(factors), 1, -1, -1), grid, align_corners=False)[:, 0]
-    mirrored = {
-        "mirrored": exact.flip(1),
-        "upside down": exact.flip(0),
-        "rotated": exact.flip(0, 1),
-        "swapped": exact.T,
-    }
-    return mirrored | dict(zip(factors, scaled))
-
-
-def correlate(supplied: Tensor, maps: Tensor) -> Tensor:
-    """Return Pearson's correlation of one map (1,H,W) with maps (N,H,W): 1 if both are constant, 0 if one is."""
-    first, second = (values.flatten(1) - values.flatten(1).mean(1, keepdim=True) for values in (supplied, maps))
-    norms = first.norm(dim=1) * second.norm(dim=1)
-    cosines = torch.where(norms > 1e-12, (first * second).sum(1) / norms.clamp(min=1e-12), 0.0)
-    return torch.where(first.norm(dim=1) + second.norm(dim=1) < 1e-9, 1.0, cosines)
+    flipped = {"mirrored": exact.flip(1), "upside down": exact.flip(0), "rotated": exact.flip(0, 1), "swapped": exact.T}
+    return flipped | dict(zip(factors, scaled))
 
 
 def correlate_shifted(supplied: Tensor, exact: Tensor) -> Tensor:
@@ -270,18 +258,15 @@ def measure_offset(model: nn.Module, images: Tensor, layer: str) -> tuple[float,
     """
     outputs: list[Tensor] = []
 
-    def select_centre(_: Any, __: Any, output: Any) -> None:
+    def select_centre(_: Any, __: Any, ___: Any, output: Any) -> None:
         rows, columns = (slice((length - 1) // 2, length // 2 + 1) for length in output.shape[2:])
         outputs[:] = [output[:, :, rows, columns].sum(), output.detach()]
 
     pixels = images.detach().clone().requires_grad_()
     try:
-        with preserve_state(unwrap(model)), torch.enable_grad():
-            handle = find_layer(unwrap(model), layer).module.register_forward_hook(select_centre)
-            try:
-                model(pixels)
-            finally:
-                handle.remove()
+        with preserve_state(unwrap(model)), torch.enable_grad(), Hooks() as hooks:
+            hooks.after_forward(find_layer(unwrap(model), layer).module, select_centre)
+            model(pixels)
             weights = torch.autograd.grad(outputs[0], pixels)[0].cpu().double().square().sum((0, 1))
     except (GradcamError, RuntimeError, AttributeError, ValueError, IndexError):
         return None

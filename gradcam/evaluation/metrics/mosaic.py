@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradcam.cam.explain import Explanation
 from gradcam.errors import ImageError, InputError, format_fields, shorten
 from gradcam.evaluation.metrics.localisation import measure_order, measure_share
-from gradcam.evaluation.subject import Subject, check_heatmaps, make_generator, scale_to_unit
+from gradcam.evaluation.subject import Subject, check_heatmaps, make_generator, scale_to_unit, to_batch
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.hooks.preserve import preserve_state
 from gradcam.models.classifier import Classifier
@@ -234,8 +234,7 @@ def to_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: float 
     for name, source in images.items():  # Each image runs alone, because results can depend slightly on the batch.
         is_prepared = isinstance(source, Tensor) and source.is_floating_point()
         image = source if is_prepared else classifier.prepare(source).image
-        batch = image[None].to(classifier.device, find_input_dtype(classifier.model))
-        subject = Subject(classifier.model, batch, activation=classifier.activation)
+        subject = Subject(classifier.model, to_batch(classifier, [image]), activation=classifier.activation)
         tiles.append(Tile(name, image.detach().cpu(), int(subject.classes), float(subject.probabilities)))
     confident = [tile for tile in tiles if tile.probability >= least]
     if (count := len({tile.index for tile in confident})) < CELLS:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradcam.errors import BlindLayerError, ModelError, TargetError, describe_unexpected, format_fields
 from gradcam.evaluation.explainers import run_explain
 from gradcam.evaluation.heatmap_sources import ExplainFunction
-from gradcam.evaluation.subject import Subject, check_heatmaps, make_generator, to_tensor
+from gradcam.evaluation.subject import Subject, check_heatmaps, correlate, make_generator, to_tensor
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.preserve import preserve_state
 from gradcam.options import check_count, check_number
@@ -30,11 +30,7 @@ def rank_correlation(a: Any, b: Any) -> Tensor:
     size = tuple(getattr(getattr(a, "heatmaps", a), "shape", ()))
     first = check_heatmaps(a, (size[0], *size[-2:]) if len(size) in (3, 4) else size)
     second = check_heatmaps(b, first.shape, first.device)
-    ranks_a, ranks_b = (_rank(maps.flatten(1)) for maps in (first, second))
-    norm_a, norm_b = ranks_a.norm(dim=1), ranks_b.norm(dim=1)
-    norms = norm_a * norm_b
-    cosines = (ranks_a * ranks_b).sum(1) / torch.where(norms == 0, 1.0, norms)
-    return torch.where(norm_a + norm_b == 0, 1.0, cosines).clamp(-1, 1).float()
+    return correlate(*(_rank(maps.flatten(1)) for maps in (first, second))).float()
 
 
 def _rank(values: Tensor) -> Tensor:

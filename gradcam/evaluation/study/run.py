@@ -25,9 +25,8 @@ from gradcam.evaluation.metrics.perturbation import Curve
 from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import StudyPlan
 from gradcam.evaluation.study.results import NAME_SEPARATOR, Conditions, Kind, Results, StudyEntry
-from gradcam.evaluation.subject import Subject, derive_seed, describe_tensor, to_tensor
+from gradcam.evaluation.subject import Subject, derive_seed, describe_tensor, to_batch, to_tensor
 from gradcam.models.classifier import Classifier
-from gradcam.models.device import find_input_dtype
 from gradcam.models.instance_scores import ImageScores, to_instance_classifier
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import Prepared, find_canvas
@@ -230,16 +229,14 @@ class Evaluator:
     def evaluate_mosaic(self, name: str, mosaic: Mosaic, sha256: str, counter: StepCounter) -> StudyEntry:
         """Measure the heatmaps of all methods for one mosaic. Each value is a mean over the mosaic's four classes."""
         classes = torch.tensor([mosaic.classes], dtype=torch.int64, device=self.classifier.device)
-        heatmaps = self.make_explainer(sha256).explain(self.classifier.model, self._to_batch(mosaic.image), classes)
+        images = to_batch(self.classifier, [mosaic.image])
+        heatmaps = self.make_explainer(sha256).explain(self.classifier.model, images, classes)
         values = {}
         for method, maps in heatmaps.items():
             values[method] = MetricInputs(mosaic=maps).measure(self.plan.mosaic_metrics)
             counter.step()
         labels = [name_class(index, self.classifier.label(index) or None) for index in mosaic.classes]
         return StudyEntry(name, "mosaic", sha256, label=NAME_SEPARATOR.join(labels), values=values)
-
-    def _to_batch(self, image: Tensor) -> Tensor:
-        return image[None].to(self.classifier.device, find_input_dtype(self.classifier.model))
 
 
 class MetricInputs:
