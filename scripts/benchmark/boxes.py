@@ -95,9 +95,11 @@ def make_centre_box(height: int, width: int, share: float) -> tuple[float, float
 
 
 def find_best_overlap(box: Any, boxes: list[list[int]]) -> float:
-    from gradcam.evaluation.metrics.localisation import measure_overlap
+    import torch
 
-    return float(measure_overlap(np.array(box, dtype=np.float64), np.array(boxes, dtype=np.float64)).max())
+    from gradcam.targets.object_choice import find_overlaps
+
+    return float(find_overlaps(torch.tensor(boxes, dtype=torch.float64), box).max())
 
 
 def format_share(hits: NDArray[np.float64]) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gradcam.errors import ImageError, format_fields, shorten
 from gradcam.evaluation.subject import check_heatmaps, describe_tensor, scale_to_unit
 from gradcam.options import BOX_THRESHOLD, argument_error, check_number
+from gradcam.targets.object_choice import find_overlaps
 
 MIN_SHARE_OF_MAXIMUM = 0.15  # Pixels with a smaller value are not part of a heatmap's box.
 MIN_IOU = 0.5  # A smaller intersection over union is a localisation error.
@@ -107,7 +108,8 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHAR
     # There must be one heatmap per image in `boxes`. Heatmaps may have any height and width.
     units = scale_to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))
     main_boxes = np.stack([_bound_largest(mask) for mask in (units > share).cpu().numpy().astype(np.uint8)])
-    overlaps = [float(measure_overlap(box, image_boxes).max()) for box, image_boxes in zip(main_boxes, objects)]
+    pairs = zip(main_boxes.tolist(), map(torch.from_numpy, objects))
+    overlaps = [float(find_overlaps(image_boxes, box).max()) for box, image_boxes in pairs]
     iou = torch.tensor(overlaps, dtype=torch.float32, device=units.device)
     return Localisation(torch.from_numpy(main_boxes).to(iou), iou, (iou < MIN_IOU).float())
 
@@ -201,13 +203,6 @@ def find_held_out_hits(iou: NDArray[Any]) -> Values:
         best = np.argmax(scores - 1e-6 * np.abs(np.array(THRESHOLDS) - BOX_THRESHOLD))
         result[half::2] = hits[half::2, best]
     return result
-
-
-def measure_overlap(box: Values, objects: Values) -> Values:
-    """Return the intersection over union, (B,) in [0,1], of one box (4,) with each of B boxes (B,4)."""
-    starts, ends = np.maximum(box[:2], objects[:, :2]), np.minimum(box[2:], objects[:, 2:])
-    common = (ends - starts).clip(min=0).prod(1)
-    return np.asarray(common / ((box[2:] - box[:2]).prod() + (objects[:, 2:] - objects[:, :2]).prod(1) - common))
 
 
 def _bound_largest(mask: NDArray[np.uint8]) -> Values:
