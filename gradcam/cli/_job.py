@@ -34,7 +34,6 @@ from gradcam.errors import (
     join_names,
 )
 from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, OutputNames, join_name, to_safe_name, write_atomically
-from gradcam.options import LOOK_OPTIONS
 from gradcam.storage.disk import describe_os_error
 from gradcam.storage.records import SCHEMA, ImageOutcome, Record
 
@@ -344,9 +343,7 @@ def prepare_job(
         check_plots()
         if any(is_same_file(figure, file) for file in inputs):
             raise click.UsageError(f"{figure} is an input file, which is never overwritten: choose another name.")
-    look: dict[str, Any] = {name: value for name in LOOK_OPTIONS if (value := getattr(settings, name)) is not None}
-    boxes: dict[str, Any] = {"box_threshold": settings.box_threshold, "box_method": settings.box_method}
-    saving = OutputOptions(settings.saved, "png", **look, **boxes)
+    saving = OutputOptions(settings.saved, "png", **settings.appearance)
     classifier, request = prepare_request(settings, output, choose_methods)
     if not {"panel", "mask", "boxes"}.isdisjoint(saving.kinds):
         check_kinds(saving, request)

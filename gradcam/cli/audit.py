@@ -112,12 +112,12 @@ def _format(audit: Audit, device: str, seconds: float) -> Iterator[str]:
     title += [f"{audit.method} at {escape_controls(audit.layer)}", f"{images} of {classes}"]
     yield "   ".join([*title, terminal.plural(len(clusters), "cluster"), f"{seconds:.1f} s"])
     yield ""
-    yield from _to_table(clusters[:MAX_ROWS])
+    yield from _to_table("suspicion", clusters[:MAX_ROWS])
     if len(clusters) > MAX_ROWS:
         yield f"  and {len(clusters) - MAX_ROWS} more (use --json to list them)"
     yield ""
     yield "  Evidence that most images of a class share (often the object itself):"
-    yield from _to_whole_class_table(audit.whole_class[:MAX_ROWS])
+    yield from _to_table("purity", audit.whole_class[:MAX_ROWS])
     yield ""
     first = clusters[0]
     yield f"  Most suspicious: {escape_controls(first.describe())}."
@@ -125,35 +125,17 @@ def _format(audit: Audit, device: str, seconds: float) -> Iterator[str]:
     yield f"  Look at these images first: {escape_controls(', '.join(first.members[:3]))}{ellipsis}"
 
 
-def _to_table(clusters: Sequence[EvidenceCluster]) -> list[str]:
-    cells = [("", "suspicion", "class", "images", "where", "evidence there in other classes")]
-    cells += [
-        (
-            str(rank),
-            f"{cluster.suspicion:.2f}",
-            escape_controls(cluster.class_name),
-            f"{len(cluster.members)} of {cluster.image_count}",
-            f"{cluster.where}{' (not clustered)' if cluster.is_rest else ''}",
-            f"{cluster.elsewhere} of {cluster.other_image_count}",
-        )
-        for rank, cluster in enumerate(clusters, 1)
-    ]
-    return [f"  {line}" for line in terminal.align(cells, right=(0,))]
-
-
-def _to_whole_class_table(clusters: Sequence[EvidenceCluster]) -> list[str]:
-    cells = [("", "purity", "class", "images", "where")]
-    cells += [
-        (
-            str(rank),
-            f"{cue.purity:.2f}",
-            escape_controls(cue.class_name),
-            f"{len(cue.members)} of {cue.image_count}",
-            cue.where,
-        )
-        for rank, cue in enumerate(clusters, 1)
-    ]
-    return [f"  {line}" for line in terminal.align(cells, right=(0,))]
+def _to_table(measure: str, clusters: Sequence[EvidenceCluster]) -> list[str]:
+    """Format the rank of each cluster, its `measure` ("suspicion" or "purity"), its class and its position."""
+    rows: list[tuple[str, ...]] = [("", measure, "class", "images", "where")]
+    for rank, cluster in enumerate(clusters, 1):
+        images = f"{len(cluster.members)} of {cluster.image_count}"
+        where = f"{cluster.where}{' (not clustered)' if cluster.is_rest else ''}"
+        rows.append((str(rank), f"{getattr(cluster, measure):.2f}", escape_controls(cluster.class_name), images, where))
+    if measure == "suspicion":
+        elsewhere = (f"{cluster.elsewhere} of {cluster.other_image_count}" for cluster in clusters)
+        rows = [(*row, cell) for row, cell in zip(rows, ("evidence there in other classes", *elsewhere))]
+    return [f"  {line}" for line in terminal.align(rows, right=(0,))]
 
 
 def _write_page(path: Path, audit: Audit) -> None:

@@ -210,12 +210,9 @@ def _format(
     height, width = result.size
     size = f"{terminal.plural(result.mosaics, 'mosaic')} of {width} x {height}"
     title = [model, _count_images(len(result.images), *counts.values()), size, f"seed {result.seed}", seconds]
-    special_rows = (result.default, result.single_object.row, result.several_objects.row)
-    listed = [
-        row
-        for rank, row in enumerate(result.rows)
-        if show_all or rank < MAX_ROWS or any(row is special for special in special_rows)
-    ]
+    special_rows = {id(row) for row in (result.default, result.single_object.row, result.several_objects.row)}
+    rows = enumerate(result.rows)
+    listed = [row for rank, row in rows if show_all or rank < MAX_ROWS or id(row) in special_rows]
     lines = ["   ".join(title), "", *_table(listed, result), ""]
     if len(listed) < len(result.rows):
         lines.append(f"{len(listed)} of {len(result.rows)} combinations are listed. Use --all to list them all.")

@@ -77,19 +77,10 @@ class Server:
         starters = {self.model: "given at the start"} | STARTERS
         page_data = {"token": self.token, "largest": MAX_UPLOAD_BYTES, "model": self.model, "version": __version__}
         page_data |= {"models": self.models, "starters": list(starters.items())[:3], "methods": list_general_methods()}
-        contents: Any = {"start": page_data, "tables": {name: encode_colormap(name) for name in COLORMAPS}}
-        contents |= {
-            "verbs": VERBS,
-            "headline": ("", "", ""),
-            "facts": "",
-            "rows": (),
-            "source": None,
-            "first_map": None,
-        }
-        styles = (*STYLES, "ui.css")
-        return HTMLResponse(
-            render_standalone("ui.html.j2", styles=styles, scripts=SCRIPTS, title="gradcam ui", **contents)
-        )
+        tables = {name: encode_colormap(name) for name in COLORMAPS}
+        contents: Any = {"title": "gradcam ui", "start": page_data, "tables": tables, "verbs": VERBS}
+        contents |= {"headline": ("", "", ""), "facts": "", "rows": (), "source": None, "first_map": None}
+        return HTMLResponse(render_standalone("ui.html.j2", styles=(*STYLES, "ui.css"), scripts=SCRIPTS, **contents))
 
     async def identify(self, request: Request) -> Response:
         """Identify this server as a `gradcam ui`. The response needs no token, so it contains nothing else."""

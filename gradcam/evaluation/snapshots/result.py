@@ -258,16 +258,9 @@ class Diff:
         """Return everything as lists, dicts, strings and numbers, ready for JSON."""
         names = [field.name for field in fields(Origin) if field.name != "labels"]
         old, new = ({name: getattr(origin, name) for name in names} for origin in (self.old, self.new))
-        record = {
-            "old": old,
-            "new": new,
-            "alike": self.alike,
-            "means": self.means,
-            "notes": list(self.notes),
-            "images": [{"image": row.image, **row.to_record()} for row in self.rows],
-            "failures": dict(self.failures),
-        }
-        return add_old_keys(DIFF, record)
+        images = [{"image": row.image, **row.to_record()} for row in self.rows]
+        record = {"old": old, "new": new, "alike": self.alike, "means": self.means, "notes": list(self.notes)}
+        return add_old_keys(DIFF, record | {"images": images, "failures": dict(self.failures)})
 
 
 def compare_entries(
