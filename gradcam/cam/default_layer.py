@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.forward import RecordedPass, caller_autocast, recorded_pass
-from gradcam.cam.grid import find_grid
+from gradcam.cam.grid import ZERO_CAUSES, find_grid
 from gradcam.cam.measure_layout import MisplacedError
 from gradcam.cam.suggest import OUTPUT_NOTE, find_suggestion
 from gradcam.cam.verify_layout import ORDER_MEASURED, find_placed_layer
@@ -27,10 +27,7 @@ from gradcam.targets.classes import is_function
 
 Result = TypeVar("Result")
 
-BLIND = (
-    "The gradient is exactly zero at every layer that has a grid, so no layer can change the score. Possible causes: a "
-    "head with zero weights, or a probability of exactly 0 or 1. Choose another score or class."
-)
+BLIND = f"The gradient is exactly zero at every layer that has a grid, so no layer can change the score. {ZERO_CAUSES}"
 # The maximum number of layers to try. The search ends when a layer's cells respond where the image changes.
 MAX_CANDIDATES = 24
 
@@ -164,9 +161,8 @@ class DefaultLayerSearch:
         names = [find_name_in_model(self.model, self.bound.model, name) for name in (best, *suggestion.layers)]
         names = list(dict.fromkeys(filter(None, names)))  # An empty name stands for the model itself.
         if not names:
-            raise LayerError(
-                f"No default layer with a spatial grid was found in {type(self.model).__name__}. Name the layer to explain."
-            )
+            problem = f"No default layer with a spatial grid was found in {type(self.model).__name__}"
+            raise LayerError(f"{problem}. Name the layer to explain.")
         note = suggestion.note if best == suggestion.layers[0] else None
         is_bypassed = None if whole_batch else suggestion.bypassed.get(best)
         default = DefaultLayer(names[0], note, is_bypassed=is_bypassed, is_recorded=suggestion.is_recorded)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from gradcam.layers.reshape import IndexLayout
 
 JOINS = ("sum",)
+ZERO_CAUSES = (
+    "Possible causes: a head with zero weights, or a probability of exactly 0 or 1. Choose another score or class."
+)
 MIN_GRADIENT = 1e-35  # Float32 loses digits below 1e-38, so products with smaller gradients are inexact.
 # Models in which the assumed layout of a layer was wrong. Other layouts of these models may be wrong too, so the
 # layouts of all layers are measured.
@@ -192,9 +195,8 @@ class BlindPatchesError(BlindLayerError):
 def blind_layer(site: GridActivations) -> BlindLayerError:
     """Return the error for a layer whose gradient is exactly zero on the entire grid."""
     if "tokens" in site.layout.kind:
-        return BlindPatchesError(
-            f"The gradient at layer '{site.layer}' is exactly zero on every patch: the score does not depend on the patches."
-        )
+        problem = f"The gradient at layer '{site.layer}' is exactly zero on every patch"
+        return BlindPatchesError(f"{problem}: the score does not depend on the patches.")
     if site.layout.kind == "pieces":
         return BlindLayerError(
             f"The gradient at layer '{site.layer}' is exactly zero on every patch. In the last layer of a text model, only "

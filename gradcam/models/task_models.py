@@ -302,8 +302,6 @@ class Detector(TaskModel):
         return targets.Box(all)
 
     def _to_target(self, target: Any) -> Any:
-        if target is None:
-            return targets.Box()
         if isinstance(target, (targets.Box, targets.MissedBox)):
             return replace(target, class_=self._with_indices(target.class_))
         if is_function(target):

@@ -16,7 +16,7 @@ from torch.autograd.graph import Node
 
 from gradcam.cam.deferred_checks import read_range
 from gradcam.cam.forward import RecordedPass, has_float16
-from gradcam.cam.grid import at_least_float32
+from gradcam.cam.grid import ZERO_CAUSES, at_least_float32
 from gradcam.cam.methods import attention_capture as capture
 from gradcam.cam.methods.rerun import reproduces_first_pass, run_again, score_rows
 from gradcam.errors import BlindLayerError, ModelError
@@ -130,10 +130,7 @@ def find_read_tokens(gradient: Tensor | None, blocks: capture.AttentionBlocks) -
 
 def blind_attention(name: str) -> BlindLayerError:
     """Return the error for a score that does not depend on the tokens after this block."""
-    return BlindLayerError(
-        f"The gradient at the last attention block, '{name}', is exactly zero. Possible causes: a head with zero weights, "
-        "or a probability of exactly 0 or 1. Choose another score or class."
-    )
+    return BlindLayerError(f"The gradient at the last attention block, '{name}', is exactly zero. {ZERO_CAUSES}")
 
 
 @contextlib.contextmanager
@@ -254,10 +251,8 @@ def _run_legrad(
 
 def _join(outputs: Sequence[Tensor], blocks: capture.AttentionBlocks) -> Tensor:
     for shape in (tuple(output.shape) for output in outputs if output.shape != blocks.shape):
-        raise ModelError(
-            f"An attention block returns {shape}, but the last block returns {blocks.shape}. This method needs equal "
-            "shapes: choose 'gradient-rollout' or 'rollout'."
-        )
+        problem = f"An attention block returns {shape}, but the last block returns {blocks.shape}"
+        raise ModelError(f"{problem}. This method needs equal shapes: choose 'gradient-rollout' or 'rollout'.")
     return torch.cat(list(outputs), blocks.layout.image_axis)
 
 

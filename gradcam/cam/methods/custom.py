@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
 from typing import Any
 
 from gradcam.cam.methods.base import ActivationMethod, CurvatureMethod, GradientMethod, Method, check_plain
@@ -65,26 +65,19 @@ def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callab
 def _read_signature(name: str, function: Any) -> tuple[type[Method], Mapping[str, Any]]:
     kinds: list[type[Method]] = [ActivationMethod, GradientMethod, CurvatureMethod]
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(signature(function).parameters.values())
     except (TypeError, ValueError):
         raise GradcamError(f"{name} is {shorten(function)}, expected a function with a readable signature.") from None
-    options = {
-        parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
-    }
+    options = {item.name: item.default for item in parameters if item.default is not item.empty}
     needs = tuple(parameter.name for parameter in parameters if parameter.name not in options)
     kind = next((kind for kind in kinds if kind.needs == needs), None)
     # The package passes tensors by position, and options by keyword.
-    is_supported = all(
-        parameter.kind
-        in (
-            parameter.POSITIONAL_OR_KEYWORD,
-            parameter.KEYWORD_ONLY if parameter.name in options else parameter.POSITIONAL_ONLY,
-        )
-        for parameter in parameters
-    )
+    tensor_kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    option_kinds = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    is_supported = all(item.kind in (option_kinds if item.name in options else tensor_kinds) for item in parameters)
     if kind is None or not is_supported:
         forms = " or ".join(f"({', '.join(kind.needs)})" for kind in kinds)
         raise GradcamError(
-            f"{name} has the parameters {inspect.signature(function)}, expected {forms}, plus options with defaults."
+            f"{name} has the parameters {signature(function)}, expected {forms}, plus options with defaults."
         )
     return kind, check_plain(name, options)
