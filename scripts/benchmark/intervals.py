@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 
-from benchmark.interval_values import IMAGE_METRICS, METHODS, MOSAIC_METRICS, IntervalValues, load_values
+from benchmark.interval_values import IMAGE_METRICS, METHODS, IntervalValues, load_values
 from benchmark.measuring import Settings, report_progress
 from benchmark.tables import Table
 
 COUNTS = (8, 12, 20, 50)  # images in a study
-STUDIES, RANKED_STUDIES = 400, 200
+STUDIES, RANKED_STUDIES = 2000, 800
+MOSAIC_METRICS = ("grid-order", "grid-mass")  # the first two metrics of the measured cells
+MIN_SPREAD = 1e-6  # Means with a smaller spread over studies are constant up to rounding, so they need no interval.
 MAX_ATTEMPTS = 50  # per mosaic
 CELLS = 4
 Sample = tuple[np.ndarray, list[list[int]] | None]  # values (N, methods, metrics), and the images of each value
@@ -33,7 +34,8 @@ def compare_intervals(settings: Settings) -> Iterator[Table]:
     values = load_values()
     kinds: list[tuple[tuple[str, ...], Callable[[np.random.Generator, int, bool], Sample]]] = [
         (IMAGE_METRICS, partial(sample_images, values)),
-        (MOSAIC_METRICS, MosaicSampler(values).sample),
+        (MOSAIC_METRICS, MosaicSampler(values, values.classes).sample),
+        (tuple(f"{metric}, no class twice" for metric in MOSAIC_METRICS), MosaicSampler(values, None).sample),
     ]
     rows, raw = [], []
     for metrics, sample in kinds:
@@ -62,46 +64,58 @@ def sample_images(values: IntervalValues, rng: np.random.Generator, count: int, 
 class MosaicSampler:
     """Sample as many mosaics as images, as `gradcam evaluate` does.
 
-    A cell's value is one of the values that were measured in this image's cells, next to random other images.
+    A heatmap depends on the image in its cell, and on the other three images of the mosaic (the neighbours). A simulated
+    cell has the value of a random measured cell of its image, minus the effects of the measured neighbours, plus the
+    effects of the simulated neighbours. `classes` (I,) are the classes of the measured images. A mosaic has four classes.
     """
 
     values: IntervalValues
+    classes: np.ndarray | None  # None: each sampled image has a class of its own
 
     @cached_property
-    def cells(self) -> list[np.ndarray]:
-        """The values (cells, methods, metrics) that were measured for each image."""
-        return [self.values.cells[self.values.members == image] for image in range(len(self.values.classes))]
+    def parts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The measured cells (M,4,8,2) without their neighbours, and the effect of each image on a neighbour (I,8,2).
+
+        The effects of the images are estimated by least squares.
+        """
+        count, cells = len(self.values.classes), self.values.cells[..., : len(MOSAIC_METRICS)].astype(float)
+        in_cell = np.eye(count)[self.values.members]  # (M,4,I)
+        neighbours = in_cell.sum(1, keepdims=True) - in_cell
+        design = np.concatenate([in_cell, neighbours], -1).reshape(-1, 2 * count)
+        effects = np.linalg.lstsq(design, cells.reshape(len(design), -1), rcond=None)[0][count:]
+        effects = (effects - effects.mean(0)).reshape(count, *cells.shape[2:])
+        return cells - np.tensordot(neighbours, effects, 1), effects
 
     def sample(self, rng: np.random.Generator, count: int, are_equal: bool) -> Sample:
-        orders = np.stack([rng.permutation(len(METHODS)) for _ in range(count)]) if are_equal else None
-        images = rng.integers(len(self.values.classes), size=count)
-        while len(set(self.values.classes[images])) < CELLS:
-            images = rng.integers(len(self.values.classes), size=count)
-        uses, rows, members, sets = np.zeros(count), [], [], set()
-        for _ in range(MAX_ATTEMPTS * count):
-            if len(sets) == count:
-                break
-            noise, chosen = 1 + len(sets) / count, {}
-            for i in np.argsort(uses + noise * rng.random(count)):  # the least used images first
-                chosen.setdefault(self.values.classes[images[i]], int(i))
-            quartet = list(chosen.values())[:CELLS]
-            if frozenset(quartet) not in sets:
-                sets.add(frozenset(quartet))
-                uses[quartet] += 1
-                members.append(quartet)
-                rows.append(
-                    np.mean(
-                        [
-                            self._sample_cell(rng, images[i], slice(None) if orders is None else orders[i])
-                            for i in quartet
-                        ],
-                        axis=0,
-                    )
-                )
-        return np.stack(rows), members
+        cells, effects = self.parts
+        orders = np.tile(np.arange(len(METHODS)), (count, 1))
+        orders = rng.permuted(orders, axis=1) if are_equal else orders
+        images = rng.integers(len(effects), size=count)
+        while self.classes is not None and len(set(self.classes[images])) < CELLS:
+            images = rng.integers(len(effects), size=count)
+        members = choose_mosaics(rng, np.arange(count) if self.classes is None else self.classes[images])
+        measured = [np.argwhere(self.values.members == image) for image in images]
+        places = np.array([[rng.choice(measured[i]) for i in mosaic] for mosaic in members])  # (N,4,2)
+        order = orders[..., None]
+        own = np.take_along_axis(cells[places[..., 0], places[..., 1]], order[members], 2)  # (N,4,8,2)
+        shifts = np.take_along_axis(effects[images], order, 1)[members]
+        return (own + shifts.sum(1, keepdims=True) - shifts).mean(1), members
 
-    def _sample_cell(self, rng: np.random.Generator, image: int, order: Any) -> Any:
-        return rng.choice(self.cells[image])[order]
+
+def choose_mosaics(rng: np.random.Generator, classes: np.ndarray) -> list[list[int]]:
+    """Choose different sets of four images with four classes. Prefer the least used images, as `make_mosaics` does."""
+    uses, mosaics = np.zeros(len(classes)), []
+    for _ in classes:
+        for attempt in range(MAX_ATTEMPTS):
+            image_of_class: dict[int, int] = {}
+            for i in np.argsort(uses + (1 + attempt / 10) * rng.random(len(classes))):
+                image_of_class.setdefault(int(classes[i]), int(i))
+            mosaic = sorted([*image_of_class.values()][:CELLS])
+            if mosaic not in mosaics:
+                uses[mosaic] += 1
+                mosaics.append(mosaic)
+                break
+    return mosaics
 
 
 def simulate(
@@ -116,7 +130,7 @@ def simulate(
     equal_studies = [sample(rng, count, True) for _ in range(RANKED_STUDIES)]
     means = np.mean([rows.mean(0) for rows, _ in studies], axis=0)  # (methods, metrics)
     for k in range(metric_count):
-        varied = [j for j in range(len(METHODS)) if np.std([rows[:, j, k].mean() for rows, _ in studies]) > 0]
+        varied = [j for j in range(len(METHODS)) if np.std([rows[:, j, k].mean() for rows, _ in studies]) > MIN_SPREAD]
         covered = [
             float(np.mean([not mean_interval(rows[:, j, k], images=members).excludes(means[j, k]) for j in varied]))
             for rows, members in studies
