@@ -1,11 +1,12 @@
 """Confidence intervals of means over images, and tests for significant differences between methods.
 
-The intervals were chosen by simulation (tests/evaluation/test_intervals.py). With 8 or more images, a 95 % interval
-contains the true mean in 93 to 97 of 100 cases, for normal, skewed and bounded numbers. There are two exceptions. If
-nearly all numbers are 0 or 1, the interval contains the true mean too often (98 cases). With 8 lognormal numbers (sigma
-1), the interval contains the true mean too seldom (89 cases). Simpler intervals are worse. For 8 exponentially
-distributed numbers, Student's t contains the true mean in only 89 cases, and BCa (a bootstrap interval) in only 86
-cases. Differences between methods are distributed roughly symmetrically, so Student's t is accurate for differences.
+The intervals were chosen by simulation (tests/evaluation/test_intervals.py, `scripts/bench --only intervals`). With 8
+or more images, a 95 % interval contains the true mean in 93 to 97 of 100 cases, for normal, skewed, bounded and measured
+numbers. There are two exceptions. If nearly all numbers are 0 or 1, the interval contains the true mean too often (98
+cases). With 8 lognormal numbers (sigma 1), the interval contains the true mean too seldom (89 cases). Simpler intervals
+are worse. For 8 exponentially distributed numbers, Student's t contains the true mean in only 89 cases, and BCa (a
+bootstrap interval) in only 86 cases. Differences between methods are distributed roughly symmetrically, so Student's t
+is accurate for differences.
 
 If two mosaics share an image, their numbers are correlated. The variance is therefore split into a part that comes from
 the images and a part that comes from the mosaics.
@@ -166,7 +167,7 @@ def _to_interval(values: Sequence[float], level: float, images: ImageGroups | No
         # If all mosaics are 1, their variance is 0, so an interval by Student's t would have no width.
         low, high = wilson_interval(mean, freedom + 1, NormalDist().inv_cdf((1 + level) / 2))
     elif is_difference or images is not None:
-        # Student's t tolerates fewer independent mosaics than the tests, which need smaller probabilities.
+        # The tests of all pairs need more extreme quantiles, so they count only half as many degrees of freedom.
         half_width = _find_t_quantile(level, min(n - 1, 2 * freedom + 1)) * error
         low, high = mean - half_width, mean + half_width
     else:
