@@ -284,7 +284,7 @@ def test_methods_that_are_alike_on_mosaics_are_rarely_told_apart(pictures: int) 
         table = levels[np.array(fours)].mean(1) + 0.01 * generator.normal(size=(pictures, 8))
         told_apart = find_distinguished_pairs(dict(zip("abcdefgh", table.T)), fours)
         wrong += any("abcdefgh"[table.mean(0).argmax()] in pair for pair in told_apart)
-    assert wrong / rounds <= 0.05
+    assert wrong / rounds <= 0.07  # The limit is 5 %. The Monte Carlo error of 300 rounds is 1.3 %.
 
 
 def test_methods_that_differ_are_told_apart() -> None:
