@@ -23,7 +23,6 @@ from gradcam.cam.rounding import Key, warn_of_rounding
 from gradcam.errors import ImageError, LayerError, TargetError, join_names, shorten
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.model_facts import ModelFacts, self_changing_models
-from gradcam.hooks.pytorch import without_autocast
 from gradcam.layers.find import check_layers, find_layers, unwrap
 from gradcam.layers.layout import to_reshape
 from gradcam.options import AUGMENTATIONS, DEFAULTS, ExplainOptions, fill_options
@@ -483,7 +482,9 @@ def _explain_at(
         drafts = _draft_explanations(maps, recorded, bound, views, plan)
         reference_inputs = None if bound.mirror is None else bound.mirror(recorded.scored)
     del maps, recorded  # The heatmaps of many words are large. First free the memory of the graph.
-    explanations = {key: _make_explanation(bound.batch, **fields) for key, fields in drafts.items()}
+    explanations = {}
+    for key, fields in drafts.items():
+        explanations[key] = Explanation(**fields | {"heatmaps": fields["heatmaps"]()})
     if "_cache" in vars(facts):  # The cache is in use: this pass has read or cached a fact.
         facts.take_over()
     if reference_inputs is not None:  # Explain the reference image at the same layers.
@@ -503,7 +504,10 @@ def _make_views(bound: BoundTarget, augmentation: str) -> Views:
 def _draft_explanations(
     maps: Mapping[Key, Maps], recorded: RecordedPass, bound: BoundTarget, views: Views, plan: Plan
 ) -> dict[Key, dict[str, Any]]:
-    """Return the fields of explanations. Crop maps to the images, average the views, and select the evidence."""
+    """Return the fields of explanations: crop maps to the images, average the views, and select the evidence.
+
+    The field `heatmaps` is a function that resizes the maps to the images.
+    """
     batch, scored, evidence = bound.batch, recorded.scored, plan.options["evidence"]
     output_name = None
     if not isinstance(recorded.output, Tensor) and scored.logits is not None:
@@ -512,16 +516,8 @@ def _draft_explanations(
         output_name = find_output_name(recorded.output, scored.logits)
     output = recorded.output if bound.own_output is None else bound.own_output(recorded.output)
     detections = None if bound.list_found is None else bound.list_found(recorded.output)
-    shared: dict[str, Any] = {
-        "detections": _move_instances(detections, batch),
-        "instances": _move_instances(scored.instances, batch),
-        "classes": None if scored.classes is None else views.first(scored.classes).to(batch.device),
-        "output": views.first_of(output),
-        "output_name": output_name,
-        "evidence": evidence,
-        "interpolation": plan.options["interpolation"],
-    }
-    drafts = {}
+    detections, instances = _move_instances(detections, batch), _move_instances(scored.instances, batch)
+    drafts: dict[Key, dict[str, Any]] = {}
     gradient_methods = {method.name for method in plan.methods if "gradients" in method.needs}
     for (layer, method), method_maps in maps.items():
         levels: Sequence[Tensor] = method_maps.levels
@@ -532,23 +528,19 @@ def _draft_explanations(
         values = values if bound.refine is None else bound.refine(values)
         if method_maps.rounding_mask is not None:
             warn_of_rounding(values, method_maps.rounding_mask, evidence, f"{method} at layer '{layer}'")
-        drafts[layer, method] = {
-            "maps": values,
-            "scores": _mask_missing_scores(views.first(method_maps.scores).to(batch.device), scored),
-            "layer": layer,
-            "method": method,
-            "layout": _name_layout(recorded, layer),
-            **shared,
-        }
+        scores = _mask_missing_scores(views.first(method_maps.scores), scored)
+        drafts[layer, method] = {"maps": values, "scores": scores, "layer": layer, "method": method}
+        drafts[layer, method]["layout"] = _name_layout(recorded, layer)
+    classes = None if scored.classes is None else views.first(scored.classes)
+    shared = {"output": views.first_of(output), "output_name": output_name, "detections": detections}
+    shared |= {"instances": instances, "evidence": evidence, "interpolation": plan.options["interpolation"]}
+    device, sizes = batch.device, batch.sizes
+    shared["classes"] = None if classes is None else classes.to(device)
+    options: dict[str, Any] = {"signed": evidence == "signed", "mode": shared["interpolation"]}
+    for fields in drafts.values():
+        heatmaps = partial(to_heatmaps_of_sizes, fields["maps"], sizes, device, **options)
+        fields.update(shared, maps=fields["maps"].to(device), scores=fields["scores"].to(device), heatmaps=heatmaps)
     return drafts
-
-
-def _make_explanation(batch: Batch, *, maps: Tensor, evidence: str, interpolation: str, **fields: Any) -> Explanation:
-    """Return the explanation, with the maps resized to the images."""
-    signed, device = evidence == "signed", batch.device
-    with torch.inference_mode(False), torch.no_grad(), without_autocast(maps.device.type):
-        heatmaps = to_heatmaps_of_sizes(maps, batch.sizes, device, signed=signed, mode=interpolation)
-    return Explanation(maps.to(device), heatmaps, evidence=evidence, interpolation=interpolation, **fields)
 
 
 def _name_layout(recorded: RecordedPass, layer: str) -> str | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradcam.hooks.containers import Batch, map_tensors, take_rows
+from gradcam.hooks.pytorch import without_autocast
 
 Part = tuple[tuple[float, ...], tuple[float, ...]]  # (start, length) along each axis
 
@@ -77,11 +78,12 @@ def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False, mode
 def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], device: torch.device, **options: Any) -> Any:
     """Return heatmaps at each image's size, on a device: one tensor if all sizes are equal, else a tensor per image.
 
-    `options` are those of `to_heatmaps`.
+    `options` are those of `to_heatmaps`. The caller's grad mode and autocast have no effect.
     """
-    if len(set(sizes)) == 1:
-        return to_heatmaps(maps, sizes[0], **options).to(device)
-    return [to_heatmaps(row, size, **options)[0].to(device) for row, size in zip(maps.split(1), sizes)]
+    with torch.inference_mode(False), torch.no_grad(), without_autocast(maps.device.type):
+        if len(set(sizes)) == 1:
+            return to_heatmaps(maps, sizes[0], **options).to(device)
+        return [to_heatmaps(row, size, **options)[0].to(device) for row, size in zip(maps.split(1), sizes)]
 
 
 def resize(
