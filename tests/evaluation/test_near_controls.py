@@ -1,30 +1,43 @@
 """Test the near controls of a check: moved maps, maps of other classes, and the test of two correlations."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from scipy.stats import linregress, zscore
 
+from gradcam.evaluation import Subject
 from gradcam.evaluation.checks.near_controls import (
     DIRECTIONS,
     Evidence,
+    choose_near_classes,
+    choose_rivals,
     compare_near,
     compare_word_maps,
+    compute_difference_t,
     compute_williams_t,
     list_displacements,
+    measure_evidence,
     mirror_about_centroid,
     move,
     sample_masks,
 )
+from gradcam.evaluation.checks.placement import fill_blur
 
 SIZE, GRID = (56, 56), (7, 7)
 
 
 def make_evidence(truth: torch.Tensor) -> Evidence:
-    """Return evidence of a model whose score is the sum of `truth` on the visible pixels, with a little noise."""
+    """Return evidence of a model whose score is the sum of `truth` on the visible pixels, with a little noise.
+
+    The score of class 1 is the sum of the mirrored `truth`.
+    """
     masks = sample_masks(SIZE, GRID, 0).float()
-    falls = (masks * truth).sum((1, 2)).double()
-    noise = torch.randn(len(falls), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return Evidence(masks, falls + 0.05 * falls.std() * noise)
+    scores = torch.stack([(masks * values).sum((1, 2)).double() for values in (truth, truth.flip(1))], 1)
+    noise = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    scores = scores + 0.05 * scores.std() * noise
+    return Evidence(masks, scores[:, 0], scores[:, :1] - scores)
 
 
 @pytest.fixture
@@ -35,7 +48,7 @@ def truth() -> torch.Tensor:
 
 
 def test_the_true_map_is_resolved_to_the_smallest_displacement(truth: torch.Tensor) -> None:
-    findings = compare_near(truth, make_evidence(truth), GRID, {"another class": truth.flip(1)}, 0)
+    findings = compare_near(truth, make_evidence(truth), GRID, {"another class": (1, truth.flip(1))}, 0)
     assert (findings.resolution.pixels, findings.unresolved, findings.class_verified) == (7, None, True)
     assert "A map moved by an eighth of the image (7 pixels) does worse." in findings.summary
     assert "The class is verified against 1 other." in findings.summary
@@ -49,7 +62,7 @@ def test_a_moved_map_is_not_resolved_to_its_displacement(truth: torch.Tensor, si
 
 
 def test_the_class_is_not_verified_if_another_classs_map_does_better(truth: torch.Tensor) -> None:
-    findings = compare_near(truth.flip(1), make_evidence(truth), GRID, {"cat (281)": truth}, 0)
+    findings = compare_near(truth.flip(1), make_evidence(truth), GRID, {"cat (281)": (1, truth)}, 0)
     assert findings.class_verified is False
     assert "The class is not verified: the heatmap of cat (281) does not do worse." in findings.summary
 
@@ -92,8 +105,9 @@ def test_a_mirrored_map_of_a_word_fails(truth: torch.Tensor) -> None:
 
 def test_a_moved_map_agrees_with_a_loop_over_pixels() -> None:
     heatmap = torch.arange(12.0).reshape(3, 4)
-    expected = [[heatmap[max(row - 1, 0), column] for column in range(4)] for row in range(3)]
+    expected = [[heatmap[row - 1, column] if row > 0 else 0.0 for column in range(4)] for row in range(3)]
     assert torch.equal(move(heatmap, 1 / 3, (1, 0)), torch.tensor(expected))
+    assert torch.equal(move(heatmap, 1 / 4, (0, -1))[:, -1], torch.zeros(3))
 
 
 def test_mirroring_about_the_centroid_keeps_the_centroid_of_an_asymmetric_map() -> None:
@@ -101,6 +115,68 @@ def test_mirroring_about_the_centroid_keeps_the_centroid_of_an_asymmetric_map() 
     heatmap[4, 2], heatmap[4, 5] = 2, 1  # The centroid is at column 3.
     mirrored = mirror_about_centroid(heatmap)
     assert (float(mirrored[4, 4]), float(mirrored[4, 1])) == (2, 1)
+
+
+def test_a_class_is_verified_although_hidden_parts_harm_both_classes_alike(truth: torch.Tensor) -> None:
+    evidence = make_evidence(truth)
+    common = 20 * evidence.falls.std() * torch.randn(96, generator=torch.Generator().manual_seed(2)).double()
+    findings = compare_near(truth, replace(evidence, falls=evidence.falls + common), GRID, {"b": (1, truth.flip(1))}, 0)
+    assert findings.class_verified is True
+    assert findings.resolution.name == "a third of the image"  # The falls of the class alone show nothing.
+
+
+def test_evidence_agrees_with_a_loop_over_masks() -> None:
+    weights = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)) / 20
+
+    class Linear(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.einsum("nchw,kchw->nk", images, weights)
+
+    images = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    evidence = measure_evidence(Subject(Linear(), images, 2), (8, 8), 0)
+    blurred = fill_blur(images[0], images[0, 0] > 2, images)
+    before = Linear()(images)[0].double().softmax(0).numpy()
+    for number in (0, 41, 95):
+        hidden = images.clone()[0]
+        hidden[:, evidence.masks[number] > 0] = blurred[:, evidence.masks[number] > 0]
+        after = Linear()(hidden[None])[0].double().softmax(0).numpy()
+        odds_fall = np.log(before[2] / (1 - before[2])) - np.log(after[2] / (1 - after[2]))
+        ratio_falls = [np.log(before[2] / before[k]) - np.log(after[2] / after[k]) for k in range(3)]
+        assert float(evidence.falls[number]) == pytest.approx(odds_fall, abs=1e-5)
+        assert evidence.ratio_falls[number].tolist() == pytest.approx(ratio_falls, abs=1e-5)
+
+
+def test_the_t_of_a_difference_agrees_with_scipy() -> None:
+    rng = np.random.default_rng(3)
+    first, second, noise = rng.standard_normal((3, 96))
+    second, falls = second + first, first + noise
+    matrix = np.corrcoef([falls, first, second])
+    expected = linregress(zscore(first) - zscore(second), falls)
+    statistic = compute_difference_t(matrix[0, 1], matrix[0, 2], matrix[1, 2], 96)
+    assert statistic == pytest.approx(expected.slope / expected.stderr)
+    assert compute_difference_t(0.5, 0.5, 1.0, 96) == 0
+
+
+def test_all_directions_of_a_displacement_must_be_refuted(truth: torch.Tensor) -> None:
+    findings = compare_near(move(truth, 1 / 7, (0, 1)), make_evidence(truth), GRID, {}, 0)
+    statistics = {control.name: control.statistic for control in findings.controls}
+    assert statistics["left by one cell"] < 0 < statistics["right by one cell"]
+    assert findings.resolution.name in ("two cells", "a third of the image")
+
+
+def test_the_choice_of_near_classes_has_both_neighbours_and_no_duplicates() -> None:
+    class Head(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images.mean((2, 3)) @ torch.linspace(0, 1, 30).reshape(3, 10)
+
+    subject = Subject(Head(), torch.ones(1, 3, 4, 4), 9)
+    rivals = choose_rivals(subject, 0)
+    assert rivals[0] == 8  # Its probability is the highest but one.
+    classes = choose_near_classes(subject, rivals)
+    assert classes[:3] == list(rivals[:3])
+    assert {0, 8} <= set(classes)
+    assert 9 not in classes
+    assert len(set(classes)) == len(classes)
 
 
 def test_displacements_are_below_a_third() -> None:

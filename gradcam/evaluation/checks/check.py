@@ -31,8 +31,11 @@ from gradcam.evaluation.checks.findings import CheckArtifacts, Outcome, TestResu
 from gradcam.evaluation.checks.folder import FolderVerdict, check_folder
 from gradcam.evaluation.checks.near_controls import (
     MASK_BATCHES,
+    RANDOM_CLASSES,
     WORD_MASKS,
     NearFindings,
+    choose_near_classes,
+    choose_rivals,
     compare_near,
     compare_word_maps,
     find_grid,
@@ -55,7 +58,6 @@ from gradcam.evaluation.heatmap_sources import ExplainFunction, find_explainable
 from gradcam.evaluation.metrics.soundness import (
     Randomisation,
     explain_or_blank,
-    find_rivals,
     make_random_networks,
     randomise_in_stages,
     rank_correlation,
@@ -75,7 +77,6 @@ from gradcam.targets.classes import ClassTarget
 from gradcam.targets.word_controls import describe_word_from_text
 
 RANDOMISATION_STAGES = 3  # Stage 1 randomises the head, stage 2 also half of the layers, stage 3 all layers.
-RANDOM_CLASSES = 3  # number of random classes to compare, in addition to the rival class
 NOISE_SAMPLES = 4
 LARGE_SHIFT_DIVISOR = 4  # The views of the placement test are shifted by a quarter of the height or width.
 MAX_SAME_CORRELATION = 0.999  # Heatmaps with a higher rank correlation always count as the same.
@@ -87,7 +88,6 @@ MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve that passes the p
 # classes of the two neighbouring indices.
 MAX_HEATMAPS = 1 + NOISE_SAMPLES + (1 + RANDOM_CLASSES) + RANDOMISATION_STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
 MAX_HEATMAPS += MASK_BATCHES + 2
-RANDOM_NEAR_CLASSES = 2  # number of random classes among the near controls
 CONSTANT_MESSAGE = "The heatmap is constant: it marks nothing."
 ALONE_NOTE = "The model does not recognise the class among other images, so the image was tested alone."
 
@@ -433,14 +433,11 @@ class SanityChecks:
 
     def _choose_rivals(self) -> tuple[int, ...]:
         """Return the most probable other class and random classes, or the words that depend most on the image."""
-        subject, generator = self.subject, make_generator(self.seed, "other classes")
         if len(self.words) > 1:
-            others = [i for i in range(len(self.words)) if i != int(subject.classes)]
+            others = [i for i in range(len(self.words)) if i != int(self.subject.classes)]
             others.sort(key=lambda i: (self.words[i].without_image or 0) / max(self.words[i].score or 0, 1e-12))
             return tuple(others[: 1 + RANDOM_CLASSES])
-        rival, count = int(find_rivals(subject)), subject.all_probabilities.shape[1]
-        shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
-        return (rival, *[index for index in shuffled if index not in (rival, int(subject.classes))][:RANDOM_CLASSES])
+        return choose_rivals(self.subject, self.seed)
 
     def _test_randomisation(self, heatmap: Tensor, limit: float) -> list[TestResult]:
         subject = self.subject
@@ -572,15 +569,12 @@ class SanityChecks:
 
     def compare_near(self, cells: Sequence[int] | None, has_classes: bool) -> NearFindings:
         """Compare the heatmap with near controls, on evidence that does not come from the heatmap."""
-        subject, artifacts, class_maps = self.subject, self.artifacts, dict[str, Tensor]()
+        subject, artifacts, class_maps = self.subject, self.artifacts, dict[str, tuple[int, Tensor]]()
         if has_classes and artifacts.rival_maps is not None:
-            index, count = int(subject.classes), subject.all_probabilities.shape[1]
-            maps = dict(zip(artifacts.rivals[: 1 + RANDOM_NEAR_CLASSES], artifacts.rival_maps))
-            for neighbour in ((index + 1) % count, (index - 1) % count):  # A class index may be off by one.
-                if neighbour != index and neighbour not in maps:
-                    maps[neighbour] = self.compute_heatmaps(subject.images, neighbour)[0]
-            labels = self.labels
-            class_maps = {name_class(i, None if labels is None else labels[i], with_index=True): maps[i] for i in maps}
+            maps = dict(zip(artifacts.rivals, artifacts.rival_maps))
+            for i in choose_near_classes(subject, artifacts.rivals):
+                name = name_class(i, None if self.labels is None else self.labels[i], with_index=True)
+                class_maps[name] = i, maps[i] if i in maps else self.compute_heatmaps(subject.images, i)[0]
         evidence = measure_evidence(subject, cells, self.seed, self.counter.step)
         return compare_near(artifacts.heatmap, evidence, cells, class_maps, self.seed)
 

@@ -3,7 +3,10 @@
 The far controls of a check cannot tell a map from a copy that is moved a little. Near controls need evidence that comes
 from the model and not from the heatmap: random parts of the image are hidden, and the class's log-odds fall. A heatmap
 predicts each fall by its mean value on the hidden pixels. A heatmap refutes a near control if its prediction correlates
-with the measured falls significantly better. Both correlations use the same masks, so Williams' paired test applies.
+with the measured falls better. Both correlations use the same masks, so Williams' paired test applies.
+
+The falls of similar classes are alike, because hidden parts harm both. The heatmap of another class is therefore compared
+by how the ratio of both classes' probabilities falls, which the difference of both heatmaps must predict.
 
 Hiding parts of an image at random follows RISE (Petsiuk et al., BMVC 2018); correlating the falls with sums of the
 heatmap is the faithfulness correlation of Bhatt et al., IJCAI 2020; the test is Williams, "The Comparison of Regression
@@ -26,15 +29,22 @@ from gradcam.cam.explain import explain
 from gradcam.errors import GradcamError, format_fields
 from gradcam.evaluation.checks.control_maps import ControlMap, evaluate_covering, make_spectrum_noise, move_randomly
 from gradcam.evaluation.checks.findings import TestResult
-from gradcam.evaluation.checks.placement import EPSILON, fill_blur
-from gradcam.evaluation.metrics.soundness import rank_correlation
+from gradcam.evaluation.checks.placement import EPSILON, fill_blur, replace_images
+from gradcam.evaluation.metrics.soundness import find_rivals, rank_correlation
 from gradcam.evaluation.subject import Subject, make_generator
 
 MASKS = 96
 WORD_MASKS = 192  # With words, the masks replace other measurements of the same cost.
 MASK_BATCHES = 12  # steps of the progress
 HIDDEN_SHARE = 0.3
+RANDOM_CLASSES = 3  # number of random classes to compare, in addition to the rival class
+RANDOM_NEAR_CLASSES = 2  # number of random classes among the near controls
 CRITICAL_T = 1.661  # one-sided 5 % quantile of Student's t with MASKS - 3 degrees of freedom
+CRITICAL_CLASS_T = 1.291  # the 10 % quantile, because the maps of all compared classes must be refuted
+# All four directions must be refuted, at all larger displacements, too. At this value, at most 5 % of the maps that were
+# moved by a cell or by an eighth were resolved too finely, on the half of the images that it was calibrated with.
+CRITICAL_MOVED_T = 1.0
+MIN_RATIO_PROBABILITY = 1e-30
 MIN_MASK_CELLS, MAX_MASK_CELLS = 7, 14  # Smaller holes change the score of a large object too little.
 MAX_GRID_CELLS = 32  # Maps of finer grids, such as gradients of pixels, are moved by eighths of the image.
 DEFAULT_GRID = (8, 8)
@@ -48,6 +58,7 @@ SHAPES = {
     "blob at maximum": "a blob at the heatmap's maximum",
 }
 
+Grid = Sequence[int] | None  # the height and width of the layer's grid; None if it has no grid
 EMPTY_RECORD: dict[str, Any] = {"resolution": None, "class_verified": None, "classes_compared": 0, "near_controls": []}
 
 
@@ -86,9 +97,10 @@ class NearControl:
     agreement : float
         The correlation of the control's predictions with the measured evidence, from -1 to 1.
     statistic : float
-        Williams' t, above 0 if the heatmap agrees better than the control.
+        Williams' t, above 0 if the heatmap agrees better than the control. For other classes, Student's t of the
+        correlation between the ratio of the probabilities and the difference of the heatmaps.
     is_refuted : bool
-        True if the heatmap agrees better at the 5 % level.
+        True if the heatmap agrees better: `statistic` is above a limit, which depends on the kind of control.
     """
 
     name: str
@@ -106,10 +118,15 @@ class NearControl:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Falls of the class's log-odds (M,), on the CPU, and the masks (M,H,W) of the pixels that were hidden."""
+    """Falls of the class's log-odds (M,), and the masks (M,H,W) of the pixels that were hidden.
+
+    `ratio_falls` (M,C) are the falls of the logarithm of the ratio of the class's probability to the probability of each
+    class. All falls are float64, on the CPU.
+    """
 
     masks: Tensor
     falls: Tensor
+    ratio_falls: Tensor
 
     def predict(self, heatmaps: Tensor) -> Tensor:
         """Return the mean value (K,M) of each of K heatmaps on the hidden pixels of each mask."""
@@ -127,7 +144,6 @@ class NearFindings:
     """The near controls of one heatmap. `resolution` and `class_verified` are as in `Verdict`."""
 
     controls: tuple[NearControl, ...]
-    agreement: float
     resolution: Displacement
     unresolved: Displacement | None
     unbeaten_classes: tuple[str, ...]
@@ -167,33 +183,45 @@ class NearFindings:
 
 def find_grid(subject: Subject, layer: str | None, reshape: Any) -> tuple[int, ...] | None:
     """Return the height and width of the layer's grid; None if the layer has no grid, or one of single pixels."""
+    index = int(subject.classes)
     try:
-        maps = explain(
-            subject.model, subject.images, layer, method="gradcam", target=int(subject.classes), reshape=reshape
-        )
+        maps = explain(subject.model, subject.images, layer, method="gradcam", target=index, reshape=reshape)
     except GradcamError:
         return None
     grid = tuple(maps.maps.shape[2:])
     return grid if len(grid) == 2 and max(grid) <= MAX_GRID_CELLS else None
 
 
+def choose_rivals(subject: Subject, seed: int) -> tuple[int, ...]:
+    """Return the most probable other class, and random classes."""
+    generator, rival = make_generator(seed, "other classes"), int(find_rivals(subject))
+    count = subject.all_probabilities.shape[1]
+    shuffled = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu").tolist()
+    return (rival, *[index for index in shuffled if index not in (rival, int(subject.classes))][:RANDOM_CLASSES])
+
+
+def choose_near_classes(subject: Subject, rivals: Sequence[int]) -> list[int]:
+    """Return the rivals to compare as near controls, and both neighbours: a class index may be off by one."""
+    index, count = int(subject.classes), subject.all_probabilities.shape[1]
+    classes = (*rivals[: 1 + RANDOM_NEAR_CLASSES], (index + 1) % count, (index - 1) % count)
+    return [i for i in dict.fromkeys(classes) if i != index]
+
+
 def measure_evidence(
-    subject: Subject,
-    grid: Sequence[int] | None,
-    seed: int,
-    step: Callable[[], None] = lambda: None,
-    *,
-    count: int = MASKS,
+    subject: Subject, grid: Grid, seed: int, step: Callable[[], None] = lambda: None, *, count: int = MASKS
 ) -> Evidence:
     """Hide random parts of the subject's image (1,C,H,W) `count` times, and measure how the class's log-odds fall."""
-    images = subject.images
+    images, batches = subject.images, [subject.all_probabilities]
     masks = sample_masks(images.shape[2:], grid or DEFAULT_GRID, seed, count).to(images.device)
-    blurred, probabilities = fill_blur(images[0], masks[0], images), [subject.probabilities[None]]
+    blurred = fill_blur(images[0], masks[0], images)
     for batch in masks.split(count // MASK_BATCHES):
-        probabilities.append(subject.score(torch.where(mask, blurred, images) for mask in batch))
+        batches.append(replace_images(subject, torch.where(batch[:, None], blurred, images)).all_probabilities)
         step()
-    log_odds = torch.logit(torch.cat(probabilities)[:, 0].cpu().double(), eps=EPSILON)
-    return Evidence(masks.float(), log_odds[0] - log_odds[1:])
+    probabilities, index = torch.cat(batches).cpu().double(), int(subject.classes)
+    log_odds = torch.logit(probabilities[:, index], eps=EPSILON)
+    logs = probabilities.clamp(min=MIN_RATIO_PROBABILITY).log()
+    ratios = logs[:, index, None] - logs
+    return Evidence(masks.float(), log_odds[0] - log_odds[1:], ratios[0] - ratios[1:])
 
 
 def sample_masks(size: Sequence[int], grid: Sequence[int], seed: int, count: int = MASKS) -> Tensor:
@@ -201,10 +229,8 @@ def sample_masks(size: Sequence[int], grid: Sequence[int], seed: int, count: int
     generator = make_generator(seed, "hidden parts")
     cells = [min(max(length, MIN_MASK_CELLS), MAX_MASK_CELLS) for length in grid]
     steps = [-(-length // number) for length, number in zip(size, cells)]
-    values = torch.rand(
-        (count, 1, *(number + 1 for number in cells)), generator=generator, dtype=torch.float32, device="cpu"
-    )
-    hidden = values < HIDDEN_SHARE
+    shape = (count, 1, *(number + 1 for number in cells))
+    hidden = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") < HIDDEN_SHARE
     masks = F.interpolate(hidden.float(), [step * (number + 1) for step, number in zip(steps, cells)]) > 0
     offsets = [
         torch.randint(step, (count,), generator=generator, dtype=torch.int64, device="cpu").tolist() for step in steps
@@ -214,31 +240,30 @@ def sample_masks(size: Sequence[int], grid: Sequence[int], seed: int, count: int
 
 
 def compare_near(
-    heatmap: Tensor, evidence: Evidence, grid: Sequence[int] | None, class_maps: Mapping[str, Tensor], seed: int
+    heatmap: Tensor, evidence: Evidence, grid: Grid, class_maps: Mapping[str, tuple[int, Tensor]], seed: int
 ) -> NearFindings:
-    """Compare a heatmap (H,W) with its moved, mirrored and mixed copies, and with heatmaps (H,W) of other classes.
+    """Compare a heatmap (H,W) with its moved, mirrored and mixed copies, and with heatmaps of other classes.
 
-    A displacement counts as refuted if all four directions are refuted, and all larger displacements, too.
+    `class_maps` maps a name to a class and its heatmap (H,W). A displacement counts as refuted if all four directions are
+    refuted, and all larger displacements, too.
     """
-    displacements = list_displacements(heatmap.shape, grid)
+    displacements, cells = list_displacements(heatmap.shape, grid), grid or DEFAULT_GRID
     moved = {
         f"{direction} by {displacement.name}": move(heatmap, displacement.pixels / max(heatmap.shape), signs)
         for displacement in displacements
         for direction, signs in DIRECTIONS.items()
     }
-    maps = {**moved, **_make_shapes(heatmap, grid or DEFAULT_GRID, seed), **class_maps}
-    agreement, *controls = compare_agreement(evidence, heatmap, maps)
+    shapes = (mirror_about_centroid(heatmap), mix_with_noise(heatmap, seed), make_blob(heatmap, cells))
+    controls = compare_agreement(evidence, heatmap, moved, CRITICAL_MOVED_T)[1:]
+    controls += compare_agreement(evidence, heatmap, dict(zip(SHAPES, shapes)))[1:]
+    controls += [_compare_class(evidence, heatmap, name, *class_map) for name, class_map in class_maps.items()]
     refuted = {control.name for control in controls if control.is_refuted}
     far = round(FAR_SHARE * max(heatmap.shape))
-    resolution = Displacement(_to_cells(far, heatmap.shape, grid), far, "a third of the image")
-    unresolved = None
-    for displacement in reversed(displacements):
-        if any(f"{direction} by {displacement.name}" not in refuted for direction in DIRECTIONS):
-            unresolved = displacement
-            break
-        resolution = displacement
+    steps = [*displacements, Displacement(far / max(heatmap.shape) * max(cells), far, "a third of the image")]
+    is_refuted = [all(f"{direction} by {step.name}" in refuted for direction in DIRECTIONS) for step in displacements]
+    first = max((number for number, value in enumerate(is_refuted, 1) if not value), default=0)
     unbeaten = tuple(name for name in class_maps if name not in refuted)
-    return NearFindings(tuple(controls), agreement, resolution, unresolved, unbeaten, len(class_maps))
+    return NearFindings(tuple(controls), steps[first], steps[first - 1] if first else None, unbeaten, len(class_maps))
 
 
 def list_displacements(size: Sequence[int], grid: Sequence[int] | None) -> list[Displacement]:
@@ -250,37 +275,29 @@ def list_displacements(size: Sequence[int], grid: Sequence[int] | None) -> list[
 
 
 def move(heatmap: Tensor, share: float, signs: tuple[int, int]) -> Tensor:
-    """Return a heatmap (H,W), moved by a share of its height or width. Values at the border are repeated."""
+    """Return a heatmap (H,W), moved by a share of its height or width. Places that are left empty are 0."""
     down, across = (round(sign * share * length) for sign, length in zip(signs, heatmap.shape))
-    return take(
-        heatmap, [torch.arange(n, dtype=torch.int64, device="cpu") - d for n, d in zip(heatmap.shape, (down, across))]
-    )
-
-
-def take(heatmap: Tensor, positions: Sequence[Tensor]) -> Tensor:
-    """Return the values of a heatmap (H,W) at rows and columns; positions outside take the value at the border."""
-    rows, columns = (
-        position.clamp(0, length - 1).to(heatmap.device) for position, length in zip(positions, heatmap.shape)
-    )
-    return heatmap[rows][:, columns]
+    return F.pad(heatmap, (across, -across, down, -down))
 
 
 def mirror_about_centroid(heatmap: Tensor) -> Tensor:
-    """Return a heatmap (H,W), turned by 180 degrees about the centroid of its positive values."""
+    """Return a heatmap (H,W), turned by 180 degrees about the centroid of its positive values.
+
+    Places whose source is outside the heatmap take the value at its border.
+    """
     weights = heatmap.clamp(min=0).cpu().double()
     axes = [torch.arange(length, dtype=torch.float64, device="cpu") for length in heatmap.shape]
     sums = [weights.sum(1 - axis) for axis in (0, 1)]
     centres = [float((axis * s).sum() / s.sum().clamp(min=1e-12)) for axis, s in zip(axes, sums)]
-    return take(heatmap, [(2 * centre - axis).round().long() for axis, centre in zip(axes, centres)])
+    rows, columns = ((2 * c - axis).round().long().clamp(0, len(axis) - 1) for axis, c in zip(axes, centres))
+    return heatmap[rows][:, columns]
 
 
 def make_blob(heatmap: Tensor, grid: Sequence[int]) -> Tensor:
     """Return a Gaussian at the maximum, with the heatmap's positive mass and a standard deviation of one cell."""
     peak = divmod(int(heatmap.argmax()), heatmap.shape[1])
     rows, columns = (
-        torch.exp(
-            -(((torch.arange(length, dtype=torch.float32, device=heatmap.device) - place) * cells / length) ** 2) / 2
-        )
+        (((torch.arange(length, dtype=torch.float32, device=heatmap.device) - place) * cells / length) ** 2 / -2).exp()
         for length, place, cells in zip(heatmap.shape, peak, grid)
     )
     blob = rows[:, None] * columns
@@ -293,21 +310,28 @@ def mix_with_noise(heatmap: Tensor, seed: int) -> Tensor:
     return heatmap / heatmap.std().clamp(min=1e-12) + noise / noise.std().clamp(min=1e-12)
 
 
-def _make_shapes(heatmap: Tensor, grid: Sequence[int], seed: int) -> dict[str, Tensor]:
-    maps = (mirror_about_centroid(heatmap), mix_with_noise(heatmap, seed), make_blob(heatmap, grid))
-    return dict(zip(SHAPES, maps))
-
-
-def compare_agreement(evidence: Evidence, heatmap: Tensor, maps: Mapping[str, Tensor]) -> list[Any]:
+def compare_agreement(
+    evidence: Evidence, heatmap: Tensor, maps: Mapping[str, Tensor], critical_t: float = CRITICAL_T
+) -> list[Any]:
     """Return the heatmap's correlation with the evidence, followed by a `NearControl` for each map."""
-    predictions = evidence.predict(torch.stack([heatmap, *maps.values()]))
-    correlations = torch.corrcoef(torch.cat([evidence.falls[None], predictions])).nan_to_num().clamp(-1, 1).tolist()
-    agreement, *control_agreements = correlations[0][1:]
+    (_, agreement, *agreements), (_, _, *overlaps), *_ = _correlate(evidence, evidence.falls, [heatmap, *maps.values()])
     controls = []
-    for name, value, alike in zip(maps, control_agreements, correlations[1][2:]):
+    for name, value, alike in zip(maps, agreements, overlaps):
         statistic = compute_williams_t(agreement, value, alike, len(evidence.falls))
-        controls.append(NearControl(name, value, statistic, agreement > 0 and statistic > CRITICAL_T))
+        controls.append(NearControl(name, value, statistic, agreement > 0 and statistic > critical_t))
     return [agreement, *controls]
+
+
+def _compare_class(evidence: Evidence, heatmap: Tensor, name: str, index: int, class_map: Tensor) -> NearControl:
+    falls = evidence.ratio_falls[:, index]
+    (_, agreement, value), (*_, alike), _ = _correlate(evidence, falls, [heatmap, class_map])
+    statistic = compute_difference_t(agreement, value, alike, len(falls))
+    return NearControl(name, value, statistic, statistic > CRITICAL_CLASS_T)
+
+
+def _correlate(evidence: Evidence, falls: Tensor, heatmaps: Sequence[Tensor]) -> Any:
+    values = torch.cat([falls[None], evidence.predict(torch.stack([*heatmaps]))])
+    return torch.corrcoef(values).nan_to_num().clamp(-1, 1).tolist()
 
 
 def compare_word_maps(
@@ -345,5 +369,10 @@ def compute_williams_t(first: float, second: float, between: float, count: int) 
     return (first - second) * math.sqrt((count - 1) * (1 + between) / spread) if spread > EPSILON**2 else 0.0
 
 
-def _to_cells(pixels: int, size: Sequence[int], grid: Sequence[int] | None) -> float:
-    return pixels / max(size) * max(grid or DEFAULT_GRID)
+def compute_difference_t(first: float, second: float, between: float, count: int) -> float:
+    """Return Student's t for the correlation of a variable with the difference of two standardised variables.
+
+    The arguments are as in `compute_williams_t`.
+    """
+    spread = 2 * (1 - between) - (first - second) ** 2
+    return (first - second) * math.sqrt((count - 2) / spread) if spread > EPSILON**2 else 0.0
