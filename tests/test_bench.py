@@ -1,4 +1,4 @@
-"""Test the GPU section of scripts/bench without a GPU."""
+"""Test the GPU section of scripts/bench without a GPU, and the maps that its near checks use."""
 
 import os
 import re
@@ -41,3 +41,22 @@ def test_on_a_gpu_there_are_peaks_as_well(monkeypatch: pytest.MonkeyPatch) -> No
     from benchmark.gpu import find_peak
 
     assert find_peak("cuda", lambda: torch.empty(2**20, dtype=torch.uint8, device="cuda")) >= 2**20
+
+
+def test_the_displacement_of_a_shape_is_the_distance_that_its_mass_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmark.near_checks import measure_displacement
+
+    heatmap, moved = torch.zeros(2, 56, 56)
+    heatmap[8:24, 8:16] = 2
+    moved[8:24, 24:32] = 1
+    assert measure_displacement(heatmap, moved, (7, 7)) == pytest.approx(16)
+    assert measure_displacement(heatmap, -moved, (7, 7)) == 0
+
+
+def test_two_classes_are_confused_and_the_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmark.near_checks import swap_classes
+
+    explain = swap_classes(lambda model, images, classes: classes.float(), 1, 3)
+    assert explain(torch.nn.Identity(), torch.zeros(5), torch.arange(5)).tolist() == [0, 3, 2, 1, 4]

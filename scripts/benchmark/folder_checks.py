@@ -163,12 +163,12 @@ def crop_photographs(*, is_wide: bool) -> list[Any]:
     return images
 
 
-def draw_images(*, is_wide: bool) -> list[Any]:
-    """Return scenes with one shape of known colour: 96 x 96, or 160 x 96 if `is_wide`."""
+def draw_images(*, is_wide: bool, first: int = 0) -> list[Any]:
+    """Return scenes with one shape of known colour: 96 x 96, or 160 x 96 if `is_wide`. `first` is the first scene."""
     from tests.drawn import pictures
 
     images = []
-    for number in range(IMAGES):
+    for number in range(first, first + IMAGES):
         rng = np.random.default_rng([8, number])
         colour = number % 4
         if not is_wide:

@@ -264,7 +264,8 @@ def test_every_mark_of_the_bench_has_its_table() -> None:
         "folder", "folder floor", "folder memory", "folder listing", "recording cpu", "features cpu", "callback cpu",
         "evaluation", "quality", "boxes", "time cuda", "classes cuda", "throughput cpu", "throughput cuda", "million",
         "engines", "engines shares", "engines memory", "detection cpu", "sentences cpu", "drawn", "page", "process",
-        "folderchecks", "intervals", "wordchecks", "wordtext", "wordcontext", "words quality", "words cost", "words memory",
+        "folderchecks", "nearchecks", "intervals", "wordchecks", "wordtext", "wordcontext", "words quality",
+        "words cost", "words memory",
         "busy", "ui", "gallery", "lighthouse", "looks", "gpu fixed cuda", "gpu folder cuda", "gpu floor cuda",
         "gpu memory cuda",
     }  # fmt: skip
