@@ -355,9 +355,8 @@ class OpenClipTowers(CustomTowers):
         sizes = [getattr(owner, "vocab_size", None) for owner in (self.model, getattr(self.model, "text", None))]
         if tokenizer.vocab_size not in sizes:
             advice = "pass Text(..., tokenizer=open_clip.get_tokenizer(NAME)), where NAME is the model's name."
-            raise TargetError(
-                f"No tokenizer of open_clip fits the vocabulary of this {type(self.model).__name__}: {advice}"
-            )
+            problem = f"No tokenizer of open_clip fits the vocabulary of this {type(self.model).__name__}"
+            raise TargetError(f"{problem}: {advice}")
         return tokenizer
 
 

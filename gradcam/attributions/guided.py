@@ -68,10 +68,8 @@ def require_all_relus_hooked(scores: Tensor, model_input: Tensor, outputs: Seque
             "smoothgrad."
         )
     if opaque:
-        raise ModelError(
-            f"{opaque} part(s) of the model run as scripted or compiled code, so hooks cannot reach their ReLUs: use the "
-            "original Python modules, or another method, such as smoothgrad."
-        )
+        problem = f"{opaque} part(s) of the model run as scripted or compiled code, so hooks cannot reach their ReLUs"
+        raise ModelError(f"{problem}: use the original Python modules, or another method, such as smoothgrad.")
     if not hooked:
         raise ModelError(
             "There is no ReLU between the images and the score, so guided backpropagation equals the plain gradient: use "

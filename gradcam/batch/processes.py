@@ -139,9 +139,8 @@ def pickle_job(job: ActorJob) -> bytes:
     try:
         _Pickler(file).dump(job)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise GradcamError(
-            f"To run your own code in several processes, install cloudpickle: {remedy} ({error})"
-        ) from None
+        problem = "To run your own code in several processes, install cloudpickle"
+        raise GradcamError(f"{problem}: {remedy} ({error})") from None
     return file.getvalue()
 
 

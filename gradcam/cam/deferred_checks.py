@@ -62,10 +62,8 @@ class DeferredChecks:
             for value in itertools.filterfalse(math.isfinite, values):
                 hint = " float16 overflows above 65504: use bfloat16 or float32." if lows.dtype == torch.float16 else ""
                 kind = "NaN" if math.isnan(value) else "infinite"
-                raise ModelError(
-                    f"{sentence_start} {kind} at some positions: check the input and the weights for NaN and very large "
-                    f"values.{hint}"
-                )
+                problem = f"{sentence_start} {kind} at some positions"
+                raise ModelError(f"{problem}: check the input and the weights for NaN and very large values.{hint}")
             ranges.extend(zip(values[: lows.numel()], values[lows.numel() :]))
             if min_magnitude and any(0 < max(-low, high) < min_magnitude for low, high in ranges):
                 warn(f"{sentence_start} {UNDERFLOW}")

@@ -373,9 +373,8 @@ def execute_plan(
     # If the user names a layer, the default cannot be a method that follows attention, which returns no map of a layer.
     plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
     if bound.has_places and plan.options["augmentation"] != "none":
-        raise TargetError(
-            "Augmentation moves the image, but this target has a fixed position: leave augmentation= out."
-        )
+        problem = "Augmentation moves the image, but this target has a fixed position"
+        raise TargetError(f"{problem}: leave augmentation= out.")
     if plan.needs_layers and not layers and bound.layer is None:
         positive, reshape = all(method.assumes_positive for method in plan.methods), plan.options["reshape"]
         if callable(reshape):

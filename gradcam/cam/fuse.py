@@ -80,9 +80,8 @@ def check_compatible(first: Explanation, second: Explanation) -> None:
     if shapes[0] != shapes[1]:
         raise GradcamError("Heatmaps {} and {} differ in shape: explain the same images and classes.".format(*shapes))
     if first.evidence != second.evidence:
-        raise GradcamError(
-            f"The explanations show {first.evidence} and {second.evidence} evidence: use the same evidence= for all."
-        )
+        problem = f"The explanations show {first.evidence} and {second.evidence} evidence"
+        raise GradcamError(f"{problem}: use the same evidence= for all.")
     classes = [None if explanation.classes is None else explanation.classes.tolist() for explanation in (first, second)]
     if classes[0] != classes[1]:
         raise GradcamError("The explanations are of different classes: pass the same target= for all.")

@@ -202,10 +202,8 @@ def _join_rounding(pieces: Sequence[DenoisedMaps]) -> Tensor | None:
 
 def _warn_of_underflow(subject: str, counts: list[float]) -> None:
     if counts[0]:
-        warn(
-            f"{counts[0]:.0f} of the {subject} are too small for float32: they lose precision, or are blank. Pass target=, "
-            "a function that multiplies the score by a large constant."
-        )
+        problem = f"{counts[0]:.0f} of the {subject} are too small for float32: they lose precision, or are blank"
+        warn(f"{problem}. Pass target=, a function that multiplies the score by a large constant.")
 
 
 def _check_blindness(

@@ -93,9 +93,8 @@ def to_size(text: str) -> int | tuple[int, ...]:
     """Return one side, or a tuple of two or three sides. Raise `GradcamError` if the text is not a size."""
     sides = re.fullmatch(r"[1-9]\d{0,4}(\s*[x×]\s*[1-9]\d{0,4}){0,2}", text.strip(), re.ASCII | re.IGNORECASE)
     if sides is None:
-        raise GradcamError(
-            f"{text!r} is not a size: expected one side, such as 224, or height x width, such as 320x240."
-        )
+        problem = f"{text!r} is not a size"
+        raise GradcamError(f"{problem}: expected one side, such as 224, or height x width, such as 320x240.")
     size = tuple(map(int, re.findall(r"\d+", sides[0], re.ASCII)))
     return size if len(size) > 1 else size[0]
 
@@ -137,9 +136,8 @@ def to_layout(text: str) -> str | tuple[int, ...]:
     if text.replace("-", " ") in LAYOUTS:
         return text
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){1,2}", text):
-        raise GradcamError(
-            f"{text!r} is not a layout: expected a grid, such as 14x14, or one of {join_names(LAYOUTS)}."
-        )
+        problem = f"{text!r} is not a layout"
+        raise GradcamError(f"{problem}: expected a grid, such as 14x14, or one of {join_names(LAYOUTS)}.")
     return tuple(map(int, text.split("x")))
 
 
@@ -148,9 +146,8 @@ def to_box(text: str) -> tuple[float, ...]:
     sides = to_numbers(text)
     is_box = len(sides) == 4 and all(abs(side) <= MAX_MAGNITUDE for side in sides)
     if not is_box or sides[0] >= sides[2] or sides[1] >= sides[3]:
-        raise GradcamError(
-            f"{text!r} is not a box: expected left, top, right and bottom in pixels, such as 40,60,220,400."
-        )
+        problem = f"{text!r} is not a box"
+        raise GradcamError(f"{problem}: expected left, top, right and bottom in pixels, such as 40,60,220,400.")
     return sides
 
 

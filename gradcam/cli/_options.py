@@ -63,9 +63,8 @@ def option(
 
 def _find_numbers(names: Sequence[str]) -> Sequence[int]:
     if invalid := [name for name in names if not re.fullmatch(r"\d{1,9}", name, re.ASCII)]:
-        raise GradcamError(
-            f"{invalid[0]!r} is not a whole number: give one number, 0 or more, or several numbers such as 0,2,5."
-        )
+        problem = f"{invalid[0]!r} is not a whole number"
+        raise GradcamError(f"{problem}: give one number, 0 or more, or several numbers such as 0,2,5.")
     return [int(name) for name in names]
 
 

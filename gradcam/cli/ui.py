@@ -196,12 +196,10 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if _is_gradcam_ui(host, port):
-            raise GradcamError(
-                f"gradcam ui is already running on port {port}: use the address that it printed, or give --port 0."
-            ) from error
-        raise GradcamError(
-            f"{escape_controls(host)}:{port} cannot be used ({error.strerror}): give --port 0 for a free port."
-        ) from error
+            problem = f"gradcam ui is already running on port {port}"
+            raise GradcamError(f"{problem}: use the address that it printed, or give --port 0.") from error
+        problem = f"{escape_controls(host)}:{port} cannot be used ({error.strerror})"
+        raise GradcamError(f"{problem}: give --port 0 for a free port.") from error
     return listener
 
 

@@ -139,9 +139,8 @@ class Recorder(Generic[Value]):
 
     def __enter__(self) -> Recorder[Value]:
         if self._hooks is not None:
-            raise GradcamError(
-                "This recorder is already open: leave its context first, or call record() for a second recorder."
-            )
+            problem = "This recorder is already open"
+            raise GradcamError(f"{problem}: leave its context first, or call record() for a second recorder.")
         refuse_compiled(self._model)
         self._hooks = Hooks().__enter__()
         self._hooks.before_forward(unwrap(self._model), self._begin_step)

@@ -43,16 +43,13 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
         else:
             ref = find_layer(model, layer)
             if ref.keys or ref.run is not None:
-                raise LayerError(
-                    f"{shorten(layer)} names one tensor or run: pass the layer's name alone, to cover all runs."
-                )
+                problem = f"{shorten(layer)} names one tensor or run"
+                raise LayerError(f"{problem}: pass the layer's name alone, to cover all runs.")
             modules[ref.name] = ref.module
     scripted = [name for name, module in modules.items() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
-        raise LayerError(
-            f"Layer {join_names(scripted)} is a TorchScript module, which hooks cannot follow: use the original Python "
-            "model."
-        )
+        problem = f"Layer {join_names(scripted)} is a TorchScript module, which hooks cannot follow"
+        raise LayerError(f"{problem}: use the original Python model.")
     return modules
 
 
@@ -81,10 +78,8 @@ def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict
             raise GradientError(f"The parameter is {shorten(name)}, expected a name such as 'fc.bias', or a pattern.")
         matches = _match_pattern(name, all_parameters, "parameter")
         if not any(parameter.requires_grad for parameter in matches.values()):
-            raise GradientError(
-                f"No gradient reaches {join_names(list(matches)[:3])}: call requires_grad_() on this parameter, or choose "
-                "another one."
-            )
+            problem = f"No gradient reaches {join_names(list(matches)[:3])}"
+            raise GradientError(f"{problem}: call requires_grad_() on this parameter, or choose another one.")
         parameters_by_name |= {key: parameter for key, parameter in matches.items() if parameter.requires_grad}
     return parameters_by_name
 
@@ -113,10 +108,8 @@ def refuse_compiled(model: nn.Module) -> None:
     compiled = [name for name, module in model.named_modules() if is_compiled(module)]
     if compiled:
         part = f"The model's {join_names(compiled[:3])} is" if compiled[0] else "The model is"
-        raise ModelError(
-            f"{part} compiled, and compiled code ignores hooks: run the uncompiled model (model._orig_mod), or leave out "
-            "model.compile()."
-        )
+        problem = f"{part} compiled, and compiled code ignores hooks"
+        raise ModelError(f"{problem}: run the uncompiled model (model._orig_mod), or leave out model.compile().")
 
 
 class RunCheck:

@@ -110,10 +110,8 @@ def draw_activations(
     maps_by_layer = {str(name): take_maps(values, image, str(name)) for name, values in activations_by_layer.items()}
     count = sum(min(channels, len(maps)) for maps in maps_by_layer.values())
     if count * size**2 > MAX_PIXELS:
-        raise ImageError(
-            f"{count} cells of {size} x {size} pixels exceed the limit of {MAX_PIXELS} pixels: choose fewer channels or "
-            "layers, or smaller cells."
-        )
+        problem = f"{count} cells of {size} x {size} pixels exceed the limit of {MAX_PIXELS} pixels"
+        raise ImageError(f"{problem}: choose fewer channels or layers, or smaller cells.")
     blocks = [_draw_head(title, None if input_image is None else to_height(read_image(input_image), size))]
     for name, maps in maps_by_layer.items():
         strengths, signed, largest = measure_strengths(maps), bool((maps < 0).any()), find_largest(maps)

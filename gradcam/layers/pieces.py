@@ -169,10 +169,8 @@ class Pieces:
             images = [image for image, owner in enumerate(self.samples) if owner == sample]
             expected, count = sum(map(self.count_image_tokens, images)), int(mask.sum())
             if count != expected:
-                raise ImageError(
-                    f"{name} has {count} image tokens, but {len(images)} image(s) of this size need {expected}: pass the "
-                    "text and the pixels of one call of the model's own processor."
-                )
+                problem = f"{name} has {count} image tokens, but {len(images)} image(s) of this size need {expected}"
+                raise ImageError(f"{problem}: pass the text and the pixels of one call of the model's own processor.")
 
     def _token_grid(self, number: int) -> Size:
         height, width = self.grids[number]
@@ -184,10 +182,8 @@ class Pieces:
     def _number_text(self, layer: str, shape: Sequence[int]) -> list[list[NumberedView]]:
         mask = self.placeholders
         if mask is None:
-            raise LayerError(
-                f"Layer '{layer}' belongs to the text model, whose tokens have no position in the image: choose a layer of "
-                "the image encoder."
-            )
+            problem = f"Layer '{layer}' belongs to the text model, whose tokens have no position in the image"
+            raise LayerError(f"{problem}: choose a layer of the image encoder.")
         if len(shape) != 3 or shape[0] != len(mask) or shape[1] < mask.shape[1]:
             raise self._make_error(layer, shape)
         rows, columns = np.nonzero(mask.cpu().numpy())

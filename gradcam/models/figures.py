@@ -123,9 +123,8 @@ def figure(
     groups = _to_groups(explanations)
     rows = _list_rows(groups, i, k, names, look)
     if (count := sum(map(len, rows))) > MAX_PANELS:
-        raise GradcamError(
-            f"The figure would have {count} panels, more than {MAX_PANELS}: draw fewer images or classes."
-        )
+        problem = f"The figure would have {count} panels, more than {MAX_PANELS}"
+        raise GradcamError(f"{problem}: draw fewer images or classes.")
     rows = rows if title else [[panel._replace(title="", note="") for panel in row] for row in rows]
     if all(len(group) == 1 for group in groups):  # Continue many classes, such as words, on further rows.
         columns = int(width / MIN_WRAPPED_WIDTH)

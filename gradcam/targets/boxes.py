@@ -215,10 +215,8 @@ def require_family(model: nn.Module, adapter: type[AnyFamily], kind: str) -> Any
     """Return the adapter for a model. Raise `TargetError` if the package has no adapter of this type for the model."""
     family = find_family(model, adapter)
     if family is None:
-        raise TargetError(
-            f"{type(model).__name__} is not a supported {kind}. Pass target=, a function from the model's output to one "
-            "score per image."
-        )
+        problem = f"{type(model).__name__} is not a supported {kind}"
+        raise TargetError(f"{problem}. Pass target=, a function from the model's output to one score per image.")
     return family
 
 
@@ -280,10 +278,8 @@ class BoxScoreExtractor(ScoreExtractor):
         if missing := [number for number in self.target.numbers if number >= len(matches)]:
             if not matches:
                 raise self._make_no_box_error(i, output)
-            raise TargetError(
-                f"There is no {self._object_name} {missing[0]} in {name_image(self.batch, i)}: there are {len(matches)}, "
-                f"0 to {len(matches) - 1}."
-            )
+            problem = f"There is no {self._object_name} {missing[0]} in {name_image(self.batch, i)}"
+            raise TargetError(f"{problem}: there are {len(matches)}, 0 to {len(matches) - 1}.")
         return [matches[number] for number in self.target.numbers]
 
     @property
@@ -333,9 +329,8 @@ class PlaceScoreExtractor(ScoreExtractor):
         if best < 0 or not float(overlaps[best].detach()) > 0:
             if self.allows_no_candidate:
                 return values.new_tensor(0.0 if self.edge is None else box[self.edge]), 0.0
-            raise TargetError(
-                "No candidate box of the model overlaps this box, so there is nothing to explain. Pass a larger box."
-            )
+            problem = "No candidate box of the model overlaps this box, so there is nothing to explain"
+            raise TargetError(f"{problem}. Pass a larger box.")
         score = float(candidates.scores[best].detach())
         return (values[best] if self.edge is None else candidates.boxes[best, self.edge]), score
 

@@ -377,9 +377,8 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
         advice = f"{_advise(logits)}pass target=, a function from the model's output to one score per image."
         raise TargetError(f"The output is {description}, expected {expected}: {advice}")
     if _is_normalised(logits):
-        raise TargetError(
-            f"The output's vectors have norm 1, so they are probably embeddings, not logits: {NO_CLASSES}"
-        )
+        problem = "The output's vectors have norm 1, so they are probably embeddings, not logits"
+        raise TargetError(f"{problem}: {NO_CLASSES}")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

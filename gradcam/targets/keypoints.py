@@ -133,9 +133,8 @@ class KeypointScoreExtractor(ScoreExtractor):
         if self.boxes is None or poses.scores is None:
             count, image = len(poses.heatmaps), name_image(self.batch, i)
             if not count:
-                raise TargetError(
-                    f"No box with keypoints was found in {image}: no score is above the model's threshold."
-                )
+                problem = f"No box with keypoints was found in {image}"
+                raise TargetError(f"{problem}: no score is above the model's threshold.")
             if number >= count:
                 range_hint = f"there are {count}, 0 to {count - 1}"
                 if poses.scores is None:

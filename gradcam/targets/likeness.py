@@ -98,9 +98,8 @@ class Like(Target):
         if isinstance(names, str):
             names = [names] if len(vectors) == 1 else [f"{names} {i}" for i in range(len(vectors))]
         if len(names) != len(vectors):
-            raise TargetError(
-                f"There are {len(vectors)} references, but {len(names)} names: pass one name per reference."
-            )
+            problem = f"There are {len(vectors)} references, but {len(names)} names"
+            raise TargetError(f"{problem}: pass one name per reference.")
         instances = [Instance("like", name) for name in names]
         extractor = CosineScoreExtractor(family, batch, *to_directions(vectors), instances)
 

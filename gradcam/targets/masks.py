@@ -199,9 +199,8 @@ def _find_fixed_masks(target: Mask, batch: Batch, visible: Sequence[Tensor]) -> 
             f"{batch.size[0]} high: resize the mask like the image, without interpolation."
         )
     if mask_pixels.ndim == 3 and len(mask_pixels) != batch.images:
-        raise TargetError(
-            f"There are {len(mask_pixels)} masks for {batch.images} image(s): pass one mask, or one per image."
-        )
+        problem = f"There are {len(mask_pixels)} masks for {batch.images} image(s)"
+        raise TargetError(f"{problem}: pass one mask, or one per image.")
     image_masks = mask_pixels if mask_pixels.ndim == 3 else mask_pixels.expand(batch.images, -1, -1)
     masks = [mask.to(batch.device) & visible_mask for mask, visible_mask in zip(image_masks, visible)]
     if not all(mask.any() for mask in masks):

@@ -135,6 +135,5 @@ def warn_of_further_heads(output: Any, images: int, *, is_linear: bool) -> None:
         further_heads = [name for name in further_heads if find_last_operation(heads[name]) == "linear"]
     if further_heads:
         choice = f"targets.ClassTarget(..., output={further_heads[0]!r}), or confirm the first tensor with its index"
-        warn(
-            f"The output has several tensors ({images}, C), and the first one is explained. Choose a tensor with {choice}."
-        )
+        problem = f"The output has several tensors ({images}, C), and the first one is explained"
+        warn(f"{problem}. Choose a tensor with {choice}.")

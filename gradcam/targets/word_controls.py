@@ -72,10 +72,8 @@ def warn_of_sinks(maps: Tensor) -> None:
         if hot and len(used) >= MIN_MAPS:
             row, column = hot[0]
             more = f" and {len(hot) - 1} more" if len(hot) > 1 else ""
-            warn(
-                f"The cell in row {row}, column {column}{more} is hot for nearly all of the {len(used)} words: it says "
-                "little about any of them. It may be an attention sink."
-            )
+            problem = f"The cell in row {row}, column {column}{more} is hot for nearly all of the {len(used)} words"
+            warn(f"{problem}: it says little about any of them. It may be an attention sink.")
             return
 
 

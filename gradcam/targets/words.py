@@ -187,9 +187,8 @@ class Token(Target):
             numbers = list_numbers(self.word, "The word") or range(max(1, len(words)))
             if missing := [number for number in numbers if number >= len(words)]:
                 listing = shorten(["".join(parts[i] for i in word).strip() for word in words] or "".join(parts))
-                raise TargetError(
-                    f"There is no word {missing[0]}. The caption has {len(words)} word(s), from 0: {listing}."
-                )
+                problem = f"There is no word {missing[0]}"
+                raise TargetError(f"{problem}. The caption has {len(words)} word(s), from 0: {listing}.")
             return [(number, words[number]) for number in numbers]
         count = len(tokens)
         has_default = self.position is None and self.against is None

@@ -146,9 +146,8 @@ class Explainer:
     def _find_target(self, classifier: Classifier, question: Question) -> Any:
         if classifier.task == "matching":
             if not question.model.texts:
-                raise GradcamError(
-                    "This model compares images with sentences: type one or more sentences under Text prompts."
-                )
+                problem = "This model compares images with sentences"
+                raise GradcamError(f"{problem}: type one or more sentences under Text prompts.")
             return Text(list(question.model.texts))
         return question.first if classifier.task == "classification" else None
 

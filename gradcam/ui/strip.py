@@ -130,7 +130,6 @@ def _list_batch(place: Path) -> list[tuple[str, Path]]:
     paths = [(record.image, Path(record.image) if root is None else root / record.image) for record in run.records]
     existing = [(name, path) for name, path in paths if path.is_file()]
     if not existing:
-        raise GradcamError(
-            f"{place}: the images of this batch were moved or deleted. Start gradcam ui with their current folder."
-        )
+        problem = f"{place}: the images of this batch were moved or deleted"
+        raise GradcamError(f"{problem}. Start gradcam ui with their current folder.")
     return existing

@@ -65,9 +65,8 @@ def check_address(address: str) -> None:
                 first_frame = b""
     except (OSError, OverflowError) as error:
         reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
-        raise ClusterError(
-            f"{address}: the Ray head does not answer ({reason}). Start the head with `ray start --head`."
-        ) from error
+        problem = f"{address}: the Ray head does not answer ({reason})"
+        raise ClusterError(f"{problem}. Start the head with `ray start --head`.") from error
     if len(first_frame) < 9 or first_frame[3] != HTTP2_SETTINGS_FRAME:
         advice = "Give the port of the head, usually 6379."
         raise ClusterError(f"{address}: the server at this address is not Ray. {advice}")

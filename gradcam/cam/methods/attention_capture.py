@@ -415,10 +415,8 @@ def _find_owner(
 
 def cannot_follow(recorded: RecordedPass, reason: str) -> ModelError:
     """Return the error for a model whose attention cannot be traced back to the image."""
-    return ModelError(
-        f"The attention of {type(recorded.model).__name__} cannot be traced back to the image: {reason}. "
-        "Choose a method that explains a layer, such as 'gradcam'."
-    )
+    problem = f"The attention of {type(recorded.model).__name__} cannot be traced back to the image"
+    return ModelError(f"{problem}: {reason}. Choose a method that explains a layer, such as 'gradcam'.")
 
 
 def keep_values(probabilities: Tensor) -> Tensor:

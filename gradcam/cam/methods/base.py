@@ -105,9 +105,8 @@ class Method:
         channels.
         """
         if not self.channels:
-            raise GradcamError(
-                f"{self.name} does not sum channels, so smoothing='eigen' does not apply: leave smoothing= out."
-            )
+            problem = f"{self.name} does not sum channels, so smoothing='eigen' does not apply"
+            raise GradcamError(f"{problem}: leave smoothing= out.")
         return self if self.channels == "component" else replace(self, join="components:weighted_component")
 
 

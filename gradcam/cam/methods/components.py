@@ -57,9 +57,8 @@ def kpcacam(activations: Tensor) -> Tensor:
     """
     cells = activations[0, 0].numel()
     if cells > MAX_CELLS:
-        raise LayerError(
-            f"The grid of this layer has {cells} cells, and KPCA-CAM takes at most {MAX_CELLS}: choose a deeper layer."
-        )
+        problem = f"The grid of this layer has {cells} cells, and KPCA-CAM takes at most {MAX_CELLS}"
+        raise LayerError(f"{problem}: choose a deeper layer.")
     components = torch.stack([_kernel_component(points) for points in _to_float64(activations.flatten(2))])
     return _make_peak_positive(components.to(activations).unflatten(1, activations.shape[2:]))
 

@@ -34,16 +34,13 @@ def lens(recorded: RecordedPass, site: GridActivations) -> Tensor:
         )
     layers, layer = family.list_text_layers(), re.split("[ #:]", site.layer)[0]
     if layer not in layers:
-        raise LayerError(
-            f"lens reads image tokens in the text model, and layer '{site.layer}' is not one of its blocks: choose one of "
-            f"'{layers[0]}' to '{layers[-2]}', or leave layer= out."
-        )
+        problem = f"lens reads image tokens in the text model, and layer '{site.layer}' is not one of its blocks"
+        raise LayerError(f"{problem}: choose one of '{layers[0]}' to '{layers[-2]}', or leave layer= out.")
     prefix = f"{family.prefix}." if family.prefix else ""
     embeddings = family.model.get_output_embeddings().weight.detach()
     if embeddings.is_meta:
-        raise ModelError(
-            "lens needs the output embeddings, which are offloaded: load the model without offloading them."
-        )
+        problem = "lens needs the output embeddings, which are offloaded"
+        raise ModelError(f"{problem}: load the model without offloading them.")
     tokens = site.grid.movedim(1, -1)
     features = tokens if layer == layers[-1] else family.model.get_submodule(layers[-1].removeprefix(prefix))(tokens)
     maps = features @ words.to_directions(embeddings).to(features).T

@@ -246,10 +246,8 @@ def _select_calls(trace: Trace, names: set[str] | None, depth: int | None, *, sh
     if names is not None:
         calls = [call for call in calls if names & {call.name, *call.other_names}]
         if not calls:
-            raise LayerError(
-                f"Layer {join_names(sorted(names)[:3])} is not called in evaluation mode. Choose a different layer with "
-                "--layer."
-            )
+            problem = f"Layer {join_names(sorted(names)[:3])} is not called in evaluation mode"
+            raise LayerError(f"{problem}. Choose a different layer with --layer.")
     elif depth is None and not show_all:
         depth = find_fitting_depth([call.depth for call in calls if call.depth])
     return [call for call in calls if depth is None or call.depth <= depth]

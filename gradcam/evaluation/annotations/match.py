@@ -76,9 +76,8 @@ class AnnotatedObject:
             actual = f"the model sees {width} x {height} pixels from {x}, {y}"
         else:
             return
-        raise InputError(
-            f"{self.location}: has {columns} x {rows} pixels, but {actual}. Give annotations of the image's size."
-        )
+        problem = f"{self.location}: has {columns} x {rows} pixels, but {actual}"
+        raise InputError(f"{problem}. Give annotations of the image's size.")
 
 
 def project_box(box: Box, view: ModelView) -> tuple[Mask, Box] | None:

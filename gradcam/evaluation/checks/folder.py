@@ -290,17 +290,13 @@ def check_folder(
     targets, progress = options["target"], options["progress"]
     targets = targets if isinstance(targets, (list, tuple)) else [targets] * len(images)
     if len(targets) != len(images):
-        raise TargetError(
-            f"There are {len(targets)} targets and {len(images)} images: pass one target, or one per image."
-        )
+        problem = f"There are {len(targets)} targets and {len(images)} images"
+        raise TargetError(f"{problem}: pass one target, or one per image.")
     prepared, verdicts, evidence = [classifier.prepare(image) for image in images], list[Verdict](), list[MapEvidence]()
     for i, (image, target) in enumerate(zip(prepared, targets)):
         others = options["other_images"] or [other for other in prepared if other is not image][:MAX_OTHER_IMAGES]
-        changes = {
-            "target": target,
-            "other_images": others,
-            "progress": progress and partial(_report, progress, i, len(images)),
-        }
+        report = progress and partial(_report, progress, i, len(images))
+        changes = {"target": target, "other_images": others, "progress": report}
         try:
             verdicts.append(check_image(classifier, image, **options | changes))
             evidence += measure_image(classifier, image, options | changes)
