@@ -45,7 +45,7 @@ EXAMPLES = {
     "check": (
         "gradcam check photo.jpg  # test the heatmap of the top class",
         "gradcam check photo.jpg --method gradcam,eigencam  # test two methods",
-        "gradcam check photo.jpg --class espresso --fail-on failed  # exit with status 1 if the test fails",
+        "gradcam check photo.jpg --class espresso --fail-on failed  # exit with status 1 if the check fails",
     ),
     "diff": (
         "gradcam diff net.py:build net.py:build photos/ --weights-old a.pth --weights-new b.pth  # two checkpoints",

@@ -125,8 +125,8 @@ def check_command(
     or mirrored heatmaps, a wrong class index, a wrong colour order. The heatmaps of your own function (--method
     FILE.py:NAME) are compared with gradcam's heatmaps at the same layer.
 
-    Without --fail-on, the exit status is 0 if every image could be tested, for any verdict. With --json, the key
-    "outcome" holds the verdict, and the last record has the verdict over all images under the key "folder".
+    Without --fail-on, the exit status is 0 if every image could be tested, whatever the verdict. With --json, the key
+    "outcome" holds the verdict. One more record per method has the verdict over all images under the key "folder".
     """
     output = OutputMode(as_json, quiet)
     require_images(images, output)

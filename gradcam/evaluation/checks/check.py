@@ -392,8 +392,8 @@ class SanityChecks:
             return None
         return (
             f"The model appears to be untrained, so there is too little evidence to explain. The probability of the "
-            f"{'word' if self.words else 'class'} is only {preference:.2f} higher than in the comparison images. {ahead} of "
-            f"{RANDOM_NETWORKS} randomised copies of the model {'has' if ahead == 1 else 'have'} at least this difference."
+            f"{'word' if self.words else 'class'} is {preference:.2f} higher than in the comparison images. {ahead} of "
+            f"{RANDOM_NETWORKS} re-initialised copies {'has' if ahead == 1 else 'have'} at least this difference."
         )
 
     def _test_stability(self, heatmap: Tensor) -> TestResult:

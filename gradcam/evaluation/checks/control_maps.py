@@ -179,15 +179,15 @@ def evaluate_covering(
     reason = describe(effect, max(strict_controls, key=lambda control: control.effect))
     outcome: Outcome = "passed" if effect >= MIN_EVIDENCE else "undecided"
     if moved_effects:
-        chance = (1 + sum(value >= effect for value in moved_effects)) / (1 + len(moved_effects))
-        reason += f". At random positions, the heatmap reaches at least as much in {chance * 100:.0f} % of cases"
-        outcome = outcome if chance <= SIGNIFICANCE_LEVEL else "undecided"
+        as_good, count = sum(value >= effect for value in moved_effects), len(moved_effects)
+        reason += f". Of {count} copies of the heatmap at random positions, {as_good} reach at least as much"
+        outcome = outcome if (1 + as_good) / (1 + count) <= SIGNIFICANCE_LEVEL else "undecided"
     strictly_better = [control.words for control in strict_controls if control.is_better]
-    as_good = [control.words for control in strict_controls if not control.is_distinguished]
+    equal = [control.words for control in strict_controls if not control.is_distinguished]
     if better := strictly_better or [control.words for control in controls if control.is_better]:
         outcome = "failed" if strictly_better else "undecided"
         reason += f". The heatmap is worse than {', '.join(better)}"
-    elif as_good:
+    elif equal:
         outcome = "undecided"
-        reason += f". The heatmap is not better than {as_good[0]}"
+        reason += f". The heatmap is not better than {equal[0]}"
     return TestResult("covering", outcome, effect, f"{reason}.")

@@ -55,7 +55,7 @@ class Bug:
 
     `kind` is "displaced", "mirrored", "swapped", "crop", "scaled", "class", "colour" or "normalisation". The gain is in
     correlation with the exact map. For a bug in the classifier's preprocessing, the gain is in standard deviations of
-    the class scores.
+    the class scores, and its interval is a 90 % interval.
     """
 
     kind: str
@@ -203,7 +203,7 @@ class FolderVerdict:
         n, offset = len(self.evidence), self.network_offset or (0.0, 0.0)
         unsure = sum(item.probability < 1 / 2 for item in self.evidence)
         constant = sum(item.is_constant for item in self.evidence)
-        centre = f"({offset[0]:.2f}, {offset[1]:.2f}) cells (across, down)"
+        distance = f"({offset[0]:.2f}, {offset[1]:.2f}) cells (across, down)"
         fit = max(values.mean() for values in self.fits.values()) if n else 1.0
         notes = {
             "Systematic bugs are tested only if the target is a class.": not n,
@@ -211,9 +211,9 @@ class FolderVerdict:
             f"{constant} of {n} heatmaps are constant: they mark nothing.": constant,
             "All images have one class, so a wrong class index was tested only for this class.": n
             and len({item.class_index for item in self.evidence}) == 1,
-            f"No known bug explains the heatmaps: their correlation with exact maps is {fit:.2f}.": fit
+            f"No known bug explains the heatmaps: their highest correlation with exact maps is {fit:.2f}.": fit
             < MIN_EXPLAINED_FIT,
-            f"The network displaces its receptive fields by {centre}, which is no bug.": math.hypot(*offset)
+            f"Receptive fields are offset from the drawn cells by {distance}, which is no bug.": math.hypot(*offset)
             >= MIN_SHIFT,
         }
         return [note for note, applies in notes.items() if applies]

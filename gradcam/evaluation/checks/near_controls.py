@@ -53,7 +53,7 @@ EIGHTH = 1 / 8
 DIRECTIONS = {"down": (1, 0), "up": (-1, 0), "right": (0, 1), "left": (0, -1)}
 NUMBERS = {1: "one cell", 2: "two cells", 3: "three cells", 4: "four cells"}
 SHAPES = {
-    "mirrored about its centroid": "the heatmap mirrored about its centroid",
+    "mirrored about its centroid": "the heatmap rotated by 180 degrees about its centroid",
     "half noise": "the heatmap mixed with 50 % noise",
     "blob at maximum": "a blob at the heatmap's maximum",
 }
@@ -175,7 +175,7 @@ class NearFindings:
             sentences.append(f"The class is verified against {count} {'other' if count == 1 else 'others'}.")
         elif self.unbeaten_classes:
             names = ", ".join(self.unbeaten_classes)
-            sentences.append(f"The class is not verified: the heatmap of {names} does not do worse.")
+            sentences.append(f"The class is not verified. As good are the heatmaps of these classes: {names}.")
         if as_good := [SHAPES[control.name] for control in self.controls if control.is_shape_as_good]:
             sentences.append(f"The heatmap is not distinguished from {', '.join(as_good)}.")
         return " ".join(sentences)
