@@ -111,7 +111,8 @@ def open_report_folder(place: Path | Store) -> Iterator[ReportFolder]:
                 # other shard, and the older page could replace the newer page.
                 stack.callback(acquire_lock(place / LOCK, seconds=-1))
                 shutil.rmtree(temporary, ignore_errors=True)  # A killed process may have left this folder.
-                stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+                for _ in range(2):  # If a signal interrupts the first removal, the second one removes the rest.
+                    stack.callback(shutil.rmtree, temporary, ignore_errors=True)
                 temporary.mkdir()
             yield ReportFolder(place, temporary)
     except OSError as error:

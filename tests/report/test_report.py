@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ from gradcam.images.read import Pixels, read_image
 from gradcam.images.write import write_image
 from gradcam.report import gallery
 from gradcam.report.gallery import write_report
+from gradcam.report.report_folder import open_report_folder
 from gradcam.report.views import find_stem, name_views
 from gradcam.storage.clear import remove_runs
 from gradcam.storage.output import DiskWriter
@@ -483,6 +486,28 @@ def test_overwriting_knows_all_files_of_a_report(tmp_path: Path) -> None:
     remove_runs(DiskWriter(tmp_path), (), (), report=True)
     remaining = sorted(path.name for path in tmp_path.iterdir())
     assert remaining == [".gradcam-report.lock", "a-gradcam.jpg", "manifest.jsonl"]
+
+
+def test_a_signal_while_temporary_files_are_removed_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "manifest.jsonl").touch()
+    remove, signals = shutil.rmtree, [KeyboardInterrupt()]
+
+    def interrupt(path: Path, *, ignore_errors: bool) -> None:
+        if list(path.glob("*")) and signals:
+            raise signals.pop()
+        remove(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupt)
+    stack = contextlib.ExitStack()
+    stack.enter_context(open_report_folder(tmp_path))
+    (temporary,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    (temporary / "page").touch()
+    with pytest.raises(KeyboardInterrupt):
+        stack.close()
+    assert not signals
+    assert not temporary.exists()
 
 
 def test_the_report_imports_no_torch() -> None:
