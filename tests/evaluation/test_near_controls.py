@@ -8,6 +8,7 @@ import torch
 from scipy.stats import linregress, zscore
 
 from gradcam.evaluation import Subject
+from gradcam.evaluation.checks.control_maps import ControlMap, evaluate_covering
 from gradcam.evaluation.checks.near_controls import (
     DIRECTIONS,
     Evidence,
@@ -64,7 +65,7 @@ def test_a_moved_map_is_not_resolved_to_its_displacement(truth: torch.Tensor, si
 def test_the_class_is_not_verified_if_another_classs_map_does_better(truth: torch.Tensor) -> None:
     findings = compare_near(truth.flip(1), make_evidence(truth), GRID, {"cat (281)": (1, truth)}, 0)
     assert findings.class_verified is False
-    assert "The class is not verified. As good are the heatmaps of these classes: cat (281)." in findings.summary
+    assert "The class is not verified: the heatmap is not better than that of cat (281)." in findings.summary
 
 
 def test_the_agreement_is_the_correlation_of_falls_and_hidden_values(truth: torch.Tensor) -> None:
@@ -95,6 +96,18 @@ def test_a_words_map_has_to_agree_best(
     )
     assert result.outcome == outcome
     assert reason in result.reason
+
+
+def test_the_other_word_is_the_one_that_agrees_best(truth: torch.Tensor) -> None:
+    word_maps = torch.stack([truth.flip(1), truth, truth.flip(0)])
+    assert torch.equal(make_evidence(truth).find_best(word_maps), truth)
+
+
+@pytest.mark.parametrize(("better", "outcome"), [(0, "passed"), (1, "undecided")])
+def test_no_position_may_be_as_good(better: int, outcome: str) -> None:
+    control = ControlMap("mirrored", None, 0.0, 0.0, True, False, torch.zeros(1, 1))
+    result = evaluate_covering(0.5, [control], [0.5] * better + [0.0] * (19 - better))
+    assert (result.outcome, f"random positions, {better} reach at least as much" in result.reason) == (outcome, True)
 
 
 def test_a_mirrored_map_of_a_word_fails(truth: torch.Tensor) -> None:

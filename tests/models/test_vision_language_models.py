@@ -33,17 +33,9 @@ from tests.adapters.vlm_folders import make_parts, save_folder
 WIDE, TALL = make_image((48, 96)), make_image((96, 64), seed=1)
 FORMS = {"llava": "USER: {0}\n{1} ASSISTANT:", "paligemma": "{0}{1}", "florence2": "{1}"}
 NAMES = (
-    "llava",
-    "llava_next",
-    "qwen2_vl",
-    "qwen3_vl",
-    "internvl",
-    "smolvlm",
-    "paligemma",
-    "gemma3",
-    "florence2",
-    "mistral3",
-)
+    "llava", "llava_next", "onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "aya", "llama4", "smolvlm",
+    "idefics3", "paligemma", "gemma3", "florence2", "pixtral", "mistral3",
+)  # fmt: skip
 
 
 def process(name: str, processor: Any, prompt: str, *images: np.ndarray) -> dict[str, Any]:

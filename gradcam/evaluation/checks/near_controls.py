@@ -174,8 +174,8 @@ class NearFindings:
             count = self.classes_compared
             sentences.append(f"The class is verified against {count} {'other' if count == 1 else 'others'}.")
         elif self.unbeaten_classes:
-            names = ", ".join(self.unbeaten_classes)
-            sentences.append(f"The class is not verified. As good are the heatmaps of these classes: {names}.")
+            names = " or ".join(self.unbeaten_classes)
+            sentences.append(f"The class is not verified: the heatmap is not better than that of {names}.")
         if as_good := [SHAPES[control.name] for control in self.controls if control.is_shape_as_good]:
             sentences.append(f"The heatmap is not distinguished from {', '.join(as_good)}.")
         return " ".join(sentences)
