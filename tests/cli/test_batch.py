@@ -323,18 +323,6 @@ def test_the_interpolation_is_recorded_and_checked(batch: Command, folder: Path,
         assert resumed[name] == complete[name]
 
 
-def test_a_run_that_recorded_no_interpolation_was_bicubic(batch: Command, folder: Path, photos: Path) -> None:
-    batch("photos", "-o", "out")
-    complete = tree(folder / "out")
-    truncate(folder / "out", "interpolation")
-    refused = batch("photos", "-o", "out", "--resume", "--interpolation", "bilinear")
-    assert (refused.status, "interpolation: bicubic → bilinear" in refused.err) == (2, True)
-    batch("photos", "-o", "out", "--resume")
-    resumed = tree(folder / "out")
-    for name in complete.keys() - {"run.json", "log.jsonl"}:
-        assert resumed[name] == complete[name]
-
-
 def truncate(folder: Path, *unrecorded: str) -> None:
     """Leave only the first record of a run and its files, and remove settings that earlier versions did not record."""
     lines = (folder / "manifest.jsonl").read_bytes().splitlines(keepends=True)
@@ -348,15 +336,28 @@ def truncate(folder: Path, *unrecorded: str) -> None:
     (folder / "run.json").write_text(json.dumps(run, indent=2) + "\n")
 
 
-def test_a_run_that_recorded_no_base_resumes_with_the_earlier_look(batch: Command, folder: Path, photos: Path) -> None:
-    batch("photos", "-o", "out", "--base", "color")
+@pytest.mark.parametrize(
+    ("made_with", "settings", "other"),
+    [
+        (
+            ("--base", "color"), {"alpha": 0.5, "colormap": "turbo", "base": "color", "blend": "fade"}, ("base", "gray"),
+        ),
+        ((), {"interpolation": "bicubic"}, ("interpolation", "bilinear")),
+    ],
+    ids=["base", "interpolation"],
+)  # fmt: skip
+def test_an_earlier_run_resumes_with_its_look(
+    batch: Command, photos: Path, made_with: Sequence[str], settings: dict[str, Any], other: tuple[str, str]
+) -> None:
+    folder = photos.parent
+    batch("photos", "-o", "out", *made_with)
     complete = tree(folder / "out")
-    assert json.loads(complete["run.json"])["settings"].items() >= {
-        "alpha": 0.5, "colormap": "turbo", "base": "color", "blend": "fade",
-    }.items()  # fmt: skip
-    truncate(folder / "out", "base", "blend")
-    refused = batch("photos", "-o", "out", "--resume", "--base", "gray")
-    assert (refused.status, "base: color → gray" in refused.err) == (2, True)
+    assert json.loads(complete["run.json"])["settings"].items() >= settings.items()
+    new_settings = settings.keys() & {"base", "blend", "interpolation"}  # Earlier versions did not record these.
+    truncate(folder / "out", *new_settings)
+    option, value = other
+    refused = batch("photos", "-o", "out", "--resume", f"--{option}", value)
+    assert (refused.status, f"{option}: {settings[option]} → {value}" in refused.err) == (2, True)
     batch("photos", "-o", "out", "--resume")
     resumed = tree(folder / "out")
     for name in complete.keys() - {"run.json", "log.jsonl"}:
