@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from gradcam.batch.result_names import plan_stems
 from gradcam.errors import OutputError
 from gradcam.images.regions import Mask, label_components
 from gradcam.report.report_folder import ReportFolder, open_report_folder, read_pixels, read_records
+from gradcam.storage.disk import open_thread_pool
 from gradcam.storage.records import Explained, Record
 from gradcam.storage.store import Store
 
@@ -34,7 +34,7 @@ def write_export(place: Path | Store, export_format: str, image_root: str = "") 
     methods or layers, and `StoreError` for an object store.
     """
     # There can be more threads than cores, because the threads mostly wait for the disk or the store.
-    with open_report_folder(place) as files, ThreadPoolExecutor(16) as pool:
+    with open_report_folder(place) as files, open_thread_pool(16) as pool:
         records = [record for record in read_records(files) if record.error is None]
         classes = _list_classes([entry for record in records for entry in _list_entries(record)], files)
         read_mask = partial(read_pixels, place) if export_format == "coco" else lambda _: None

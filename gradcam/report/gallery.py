@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +18,7 @@ from gradcam.options import count_cores
 from gradcam.report.report_folder import ReportFolder, ReportRun, open_report_folder, read_run
 from gradcam.report.views import find_stem, name_views, provide_views
 from gradcam.storage.clear import PAGE, REPORT, STATIC_FILES, check_page
+from gradcam.storage.disk import open_thread_pool
 from gradcam.storage.records import Explained, Prediction, Record
 from gradcam.storage.run_file import flatten
 from gradcam.storage.store import Store
@@ -216,7 +216,7 @@ def write_report(place: Path | Store) -> Path | str:
     with open_report_folder(place) as files:
         run = read_run(files)
         check_page(files.reader)
-        with ThreadPoolExecutor(count_cores() if isinstance(place, Path) else STORE_THREADS) as pool:
+        with open_thread_pool(count_cores() if isinstance(place, Path) else STORE_THREADS) as pool:
             # Processes are not needed, because decoding releases Python's global lock.
             for _ in pool.map(lambda record: provide_views(files, record, run.root), run.records):
                 pass

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
@@ -70,6 +71,24 @@ def delay_signals() -> Iterator[None]:
             signal.signal(number, handler)
         for number in pending:
             signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def open_thread_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Open a pool whose threads have all ended when the block ends.
+
+    All threads start before the block, while signals are delayed. If a signal raised an exception while a thread starts,
+    the pool would not know the thread, and would not wait for it.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+        have_started = threading.Event()
+        try:
+            with delay_signals():
+                for _ in range(threads):
+                    pool.submit(have_started.wait)  # No thread is idle before the event, so each call starts a thread.
+        finally:
+            have_started.set()
+        yield pool
 
 
 def check_regular_file(path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -508,6 +509,28 @@ def test_a_signal_while_temporary_files_are_removed_leaves_none(
         stack.close()
     assert not signals
     assert not temporary.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows delivers the signal later")
+def test_a_signal_while_a_thread_starts_leaves_no_thread_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [make_record(f"{i}.jpg") for i in range(8)]
+    write_overlays(write_run(tmp_path, records), records)
+    threads: list[threading.Thread] = []
+
+    def start(thread: threading.Thread) -> None:
+        threads.append(thread)
+        start_thread(thread)
+        signal.raise_signal(signal.SIGINT)
+
+    start_thread = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        write_report(tmp_path)
+    assert threads
+    assert not any(thread.is_alive() for thread in threads)
+    assert not [path for path in tmp_path.glob(".gradcam-partial*")]
 
 
 def test_the_report_imports_no_torch() -> None:
