@@ -108,7 +108,7 @@ def check_command(
     edges.
 
     \b
-    Passed: the heatmap beats every control map.
+    Passed: the heatmap beats every control map, except perhaps that of the most probable other class.
     Undecided: a control map does as well as the heatmap, or there is too little evidence to explain.
     Failed: a control map does better, or the heatmap ignores the weights, the class or the image.
 
@@ -118,15 +118,16 @@ def check_command(
     If you give four or more images, these three are chosen from your images. Otherwise, they are photographs
     that come with gradcam.
     For detectors, the heatmap of one box is tested, and compared with the heatmaps of other boxes instead of other
-    classes. With several --text, only the first sentence is tested. For captions, one word is tested, and compared with
-    other words of the caption. If the image hardly changes the word's probability, the verdict is undecided.
+    classes. For captions, one word is tested, and compared with other words of the caption. If the image hardly changes
+    the word's probability, the verdict is undecided. One target is tested at a time: give a single number to --box,
+    --word or --keypoint. With several --text, only the first sentence is tested.
 
     With 6 or more images, a verdict over all images follows. It reports the bugs that repeat over the images: displaced
     or mirrored heatmaps, a wrong class index, a wrong colour order. The heatmaps of your own function (--method
     FILE.py:NAME) are compared with gradcam's heatmaps at the same layer.
 
     Without --fail-on, the exit status is 0 if every image could be tested, whatever the verdict. With --json, the key
-    "outcome" holds the verdict. One more record per method has the verdict over all images under the key "folder".
+    "outcome" holds the verdict. The verdict over all images is one more record, with the key "folder".
     """
     output = OutputMode(as_json, quiet)
     require_images(images, output)
