@@ -526,11 +526,15 @@ def test_a_signal_while_a_thread_starts_leaves_no_thread_and_no_file(
 
     start_thread = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(KeyboardInterrupt):
-        write_report(tmp_path)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            write_report(tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert threads
     assert not any(thread.is_alive() for thread in threads)
-    assert not [path for path in tmp_path.glob(".gradcam-partial*")]
+    assert not list(tmp_path.glob(".gradcam-partial*"))
 
 
 def test_the_report_imports_no_torch() -> None:
