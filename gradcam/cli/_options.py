@@ -590,6 +590,6 @@ appearance = combine(
     ),
 )
 printing = combine(
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON record per image, and nothing else."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON records, and nothing else."),
     click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print errors only."),
 )

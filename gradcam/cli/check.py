@@ -81,7 +81,8 @@ def _style(outcome: str) -> str:
 @options.names_option(
     "--method NAME[,NAME]",
     "CAM method to test (see `gradcam methods`); may be repeated. "
-    f"You can also test a control map, which should not pass: {', '.join(CONTROLS)}.  "
+    "You can also test maps that are computed without the model, which should not pass: "
+    f"{', '.join(f'{control.name} ({control.summary})' for control in CONTROLS.values())}.  "
     "[default: gradcam, or the task's default]",
     name="methods",
     find=list,
@@ -103,14 +104,17 @@ def check_command(
 ) -> int:  # fmt: skip
     """Test whether a heatmap can be trusted.
 
-    Five tests check the heatmap. The heatmap must also beat control maps, which explain nothing. Control maps are the
-    mirrored and the shifted heatmap, the heatmaps of another image and of a re-initialised model, noise, a blob and
-    edges.
+    Five tests check the heatmap. The heatmap must also beat control maps, which do not explain the class. Control maps
+    are the mirrored and the shifted heatmap, smooth noise, a blob in the centre, and the image's edges. The heatmaps of
+    another image, of a re-initialised model and of the most probable other class are control maps, too.
 
     \b
-    Passed: the heatmap beats every control map, except perhaps that of the most probable other class.
-    Undecided: a control map does as well as the heatmap, or there is too little evidence to explain.
-    Failed: a control map does better, or the heatmap ignores the weights, the class or the image.
+    Passed: the heatmap beats every control map.
+    Undecided: a control map is as good as the heatmap, or there is too little evidence to explain.
+    Failed: a control map is better, or the heatmap ignores the weights, the class or the image.
+
+    The rules differ for the heatmap of the most probable other class. If it is as good, the verdict can still be passed.
+    If it is better, the verdict is undecided.
 
     A passed test does not prove that the heatmap is right.
 
@@ -118,8 +122,8 @@ def check_command(
     If you give four or more images, these three are chosen from your images. Otherwise, they are photographs
     that come with gradcam.
     For detectors, the heatmap of one box is tested, and compared with the heatmaps of other boxes instead of other
-    classes. For captions, one word is tested, and compared with other words of the caption. If the image hardly changes
-    the word's probability, the verdict is undecided. One target is tested at a time: give a single number to --box,
+    classes. For captions, one word is tested, and compared with other words of the caption. If the image does not make the
+    word much more probable, the verdict is undecided. One target is tested at a time: give a single number to --box,
     --word or --keypoint. With several --text, only the first sentence is tested.
 
     With 6 or more images, a verdict over all images follows. It reports the bugs that repeat over the images: displaced

@@ -90,7 +90,9 @@ MAX_LISTED_METHODS = 3  # number of methods in the last printed line
 @options.class_("class_", "Class to explain in all images.  [default: top class of each image]")
 @options.other_targets
 @options.score
-@click.option("--controls/--no-controls", default=True, help="Also evaluate control maps, which explain nothing.")
+@click.option(
+    "--controls/--no-controls", default=True, help="Also evaluate control maps, which do not explain the class."
+)
 @options.number("--limit", "Maximum number of images, sampled at random.")
 @options.number("--seed", "Random seed.", 0, minimum=0, maximum=MAX_SEED)
 @options.output_option(
@@ -107,8 +109,8 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
 
     For each method, the table shows the mean, the 95 % confidence interval of the mean, and the paired difference from
     the best method. Two methods count as different only if their difference is significant after correction for all
-    pairs of methods. Control maps, which explain nothing, are also evaluated. If a control map does as well as the best
-    method, the metric says little.
+    pairs of methods. Control maps, which do not explain the class, are also evaluated. If a control map does as well as
+    the best method, the metric says little.
 
     All methods explain the same class, and their heatmaps have the same size. With --layer, all methods also use the
     same layer. For detectors and segmenters, the highest-scoring detection of each image is explained. With

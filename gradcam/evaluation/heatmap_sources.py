@@ -1,4 +1,4 @@
-"""Sources of heatmaps to evaluate: CAM methods, custom functions, and control maps, which ignore the model."""
+"""Sources of heatmaps to evaluate: CAM methods, custom functions, and control maps."""
 
 # The command line's help lists these methods. This module does not import torch, because the import takes seconds.
 

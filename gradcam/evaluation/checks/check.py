@@ -133,8 +133,9 @@ def check(
     the heatmap must be distinguished from every control map except the rival's heatmap. The rival's heatmap may be the
     same, because similar classes can depend on the same pixels. All numbers are measured on this image and this model.
 
-    If the target is a word, the other words of the answer replace the other classes. If the image hardly changes the word's
-    probability, the word follows from the text: the result is undecided, and no test is run.
+    If the target is a word, the other words of the answer replace the other classes. If the image does not
+    make the word at least 1.5 times as probable as a blank image, the word follows from the text: the result is undecided,
+    and no test is run.
 
     The image is tested alone, without a grid, in two cases. If the model does not recognise the class among other
     images, the placement test shifts and mirrors the image. If the target has a fixed position, such as a box, or is a word,

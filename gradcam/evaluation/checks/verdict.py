@@ -24,10 +24,12 @@ MIN_SAME_CORRELATION = 0.9  # Heatmaps with a lower rank correlation never count
 class Verdict:
     """The result of five tests of one heatmap of one image.
 
-    - "passed": the heatmap beats every control map, except perhaps the rival class's heatmap. A passed test does not
+    - "passed": the heatmap beats every control map. Only the rival class's heatmap may be as good. A passed test does not
       prove that the heatmap is right.
-    - "undecided": a control map is as good as the heatmap, or there is too little evidence to explain.
-    - "failed": a control map is better than the heatmap, or the heatmap ignores the weights, the class or the image.
+    - "undecided": a control map is as good as the heatmap, the rival class's heatmap is better, or there is too little
+      evidence to explain.
+    - "failed": a control map is better than the heatmap, or the heatmap ignores the weights, the class or the image. The
+      rival class's heatmap does not count here.
 
     Attributes
     ----------
