@@ -59,7 +59,7 @@ class Explained:
     the sentence, and `against` lists the sentences to contrast with `text`. `like` is the reference image. If the map
     is on the reference image, `on` is "reference". If the map is on a further image of the prompt, `on` is its path.
     `word` is the number of a word in the caption, and `without_image` is its probability if the image is blank.
-    If the image hardly changes the probability, `from_text` is True.
+    If the image does not make the word much more probable, `from_text` is True.
     `keypoint` is the number of a keypoint, `point` is its position, and `axis` is the coordinate to explain.
     """
 

@@ -94,7 +94,7 @@ class Instance:
 
     @property
     def is_from_text(self) -> bool:
-        """Return whether the image hardly changes a word's probability, so that the word follows from the text."""
+        """Return whether the image does not make a word much more probable, so that the word follows from the text."""
         return self.without_image is not None and (self.score or 0) < MIN_PROBABILITY_RATIO * self.without_image
 
     def moved(self, source: Window, target: Window, size: Sequence[int]) -> Instance:

@@ -61,9 +61,10 @@ class Token(Target):
     max_tokens : int, default 40
         The maximum length of a generated caption, in tokens.
     control : str, default None
-        "blank" also computes each word's probability with a blank image, in one more forward pass. If the image hardly
-        changes the probability, the word follows from the text, and its map says nothing about the image. The instances
-        have `without_image` and `is_from_text`. There is also a warning about cells that are hot for nearly all words.
+        "blank" also computes each word's probability with a blank image, in one more forward pass. If the image makes a word
+        less than 1.5 times as probable, the word follows from the text, and its map says nothing about the image. The
+        instances have `without_image` and `is_from_text`. There is also a warning about cells that are hot for nearly all
+        words.
     context : str, default "keep"
         "subtract" subtracts from each map what the maps of the earlier words explain. This needs a target that selects
         all words or all tokens.
