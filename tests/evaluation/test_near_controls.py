@@ -22,6 +22,7 @@ from gradcam.evaluation.checks.near_controls import (
     measure_evidence,
     mirror_about_centroid,
     move,
+    remove_background,
     sample_masks,
 )
 from gradcam.evaluation.checks.placement import fill_blur
@@ -60,6 +61,21 @@ def test_a_moved_map_is_not_resolved_to_its_displacement(truth: torch.Tensor, si
     findings = compare_near(move(truth, 1 / 7, signs), make_evidence(truth), GRID, {}, 0)
     assert findings.resolution.pixels > 8
     assert findings.class_verified is None
+
+
+def test_a_heatmap_that_is_better_without_its_background_has_no_fine_resolution(truth: torch.Tensor) -> None:
+    findings = compare_near(truth, make_evidence(truth), GRID, {}, 0)
+    noisy = truth + truth.max() * torch.rand(truth.shape, generator=torch.Generator().manual_seed(3))
+    noisy_findings = compare_near(noisy, make_evidence(truth), GRID, {}, 0)
+    sentence = "The heatmap does better without its background, so its resolution is not finer."
+    assert (findings.resolution.name, sentence in findings.summary) == ("an eighth of the image", False)
+    assert (noisy_findings.resolution.name, sentence in noisy_findings.summary) == ("a third of the image", True)
+
+
+def test_the_background_is_a_fifth_of_the_pixels() -> None:
+    heatmap = torch.arange(20.0).reshape(4, 5)
+    assert torch.equal(remove_background(heatmap), (heatmap - 3).clamp(min=0))
+    assert torch.equal(remove_background(heatmap - 5), heatmap - 5)
 
 
 def test_the_class_is_not_verified_if_another_classs_map_does_better(truth: torch.Tensor) -> None:

@@ -366,10 +366,8 @@ class SanityChecks:
         grid = place_alone(subject, self.other_images)
         masks = torch.stack([grid.mark(heatmap.expand(CELLS, -1, -1)), grid.cells])
         covered = grid.subject.score(grid.cover(mask)[1] for mask in masks)
-        if probability - float(covered.min()) < MIN_EVIDENCE:
-            reason = (
-                f"The probability is {probability:.2f} and stays at {float(covered.min()):.2f} or more if the marked"
-            )
+        if probability - (lowest := float(covered.min())) < MIN_EVIDENCE:
+            reason = f"The probability is {probability:.2f} and stays at {lowest:.2f} or more if the marked"
             return f"{reason} pixels or the whole image are covered: there is too little evidence to explain."
         return self._describe_untrained() if self.fits_other_images else None
 

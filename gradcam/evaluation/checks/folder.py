@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -295,7 +295,7 @@ def check_folder(
     prepared, verdicts, evidence = [classifier.prepare(image) for image in images], list[Verdict](), list[MapEvidence]()
     for i, (image, target) in enumerate(zip(prepared, targets)):
         others = options["other_images"] or [other for other in prepared if other is not image][:MAX_OTHER_IMAGES]
-        report = progress and partial(_report, progress, i, len(images))
+        report = progress and (lambda done, total, i=i: progress(i * total + done, len(images) * total))
         changes = {"target": target, "other_images": others, "progress": report}
         try:
             verdicts.append(check_image(classifier, image, **options | changes))
@@ -310,10 +310,6 @@ def require_images(count: int) -> None:
     if count < MIN_IMAGES_FOR_INTERVAL:
         problem = f"A verdict over a set needs at least {MIN_IMAGES_FOR_INTERVAL} images, got {count}"
         raise GradcamError(f"{problem}: add images, or check the images one by one.")
-
-
-def _report(progress: Callable[[int, int], Any], i: int, images: int, done: int, total: int) -> None:
-    progress(i * total + done, images * total)
 
 
 def measure_image(classifier: Classifier, image: ImageInput, options: Mapping[str, Any]) -> list[MapEvidence]:

@@ -148,12 +148,10 @@ class Verdict:
     def summary(self) -> str:
         """Return the result in sentences: the control maps that the heatmap is distinguished from, and a next step."""
         sentences = [self.doubt] if self.doubt else []
-        if self.distinguished_from:
-            words = [control.words for control in self.controls if control.is_distinguished]
+        if words := [control.words for control in self.controls if control.is_distinguished]:
             sentences.append(f"The heatmap is distinguished from {', '.join(words)}.")
         strict_controls = [control for control in self.controls if control.name not in RIVALS]
-        as_good = [control.words for control in strict_controls if not control.is_distinguished]
-        if as_good:
+        if as_good := [control.words for control in strict_controls if not control.is_distinguished]:
             sentences.append(f"The heatmap is not distinguished from {', '.join(as_good)}.")
         if self.near is not None:
             sentences.append(self.near.summary)
