@@ -39,7 +39,8 @@ MIN_MOSAIC_IMAGES_TO_COMPARE = 12
 # The fraction of the variance between mosaics that is attributed at least to their images. The measured fractions are 0.6
 # to 0.8. The tests of all pairs depend on the tails of the distribution, so they attribute all of the variance.
 MIN_SHARED_FRACTION, MIN_SHARED_FRACTION_OF_TESTS = 0.75, 1.0
-RELIABLE_SKEWNESS = 0.75  # A smaller skewness of few numbers is mostly due to chance.
+# A smaller skewness of few numbers is mostly due to chance. It is shrunk by this power of its ratio to the limit.
+RELIABLE_SKEWNESS, SHRINKAGE_POWER = 1.5, 5
 ImageGroups = Sequence[Sequence[Hashable]]  # for each number, the images from which the number was computed
 
 
@@ -190,12 +191,15 @@ def _bound_skewed(numbers: NDArray[np.float64], level: float) -> tuple[float, fl
     Let W be the error of the mean, divided by the standard deviation of the numbers, and let g be the skewness of the
     numbers. The cubic W + g W^2 / 3 + g^2 W^3 / 27 + g / (6 n) is distributed nearly like Student's t divided by
     sqrt(n). The cubic is solved for W at both quantiles of t. A small skewness is shrunk towards 0 first. Otherwise, the
-    interval of bounded numbers such as `sufficiency` contains the true mean too often.
+    interval of bounded numbers such as `sufficiency` contains the true mean too often. The skewness of few numbers from a
+    skewed distribution is estimated too low. The usual correction (Joanes and Gill, "Comparing Measures of Sample Skewness
+    and Kurtosis", The Statistician, 1998) is too small for such numbers, so it is applied twice.
     """
     mean, n, deviations = float(numbers.mean()), len(numbers), numbers - numbers.mean()
     spread = float(numbers.std(ddof=1))
     skewness = float((deviations**3).mean() / (deviations**2).mean() ** 1.5) if spread > ROUNDING_LIMIT else 0.0
-    skewness *= min(1.0, (skewness / RELIABLE_SKEWNESS) ** 2)
+    skewness *= n * (n - 1) / (n - 2) ** 2
+    skewness *= min(1.0, (abs(skewness) / RELIABLE_SKEWNESS) ** SHRINKAGE_POWER)
     t_end = _find_t_quantile(level, n - 1) / math.sqrt(n)
     errors = np.array([t_end, -t_end]) - skewness / (6 * n)
     if abs(skewness) >= ROUNDING_LIMIT:

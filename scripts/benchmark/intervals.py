@@ -13,7 +13,7 @@ from benchmark.measuring import Settings, report_progress
 from benchmark.tables import Table
 
 COUNTS = (8, 12, 20, 50)  # images in a study
-STUDIES, RANKED_STUDIES = 2000, 800
+STUDIES, MOSAIC_STUDIES, RANKED_STUDIES = 20000, 2000, 800
 MOSAIC_METRICS = ("grid-order", "grid-mass")  # the first two metrics of the measured cells
 MIN_SPREAD = 1e-6  # Means with a smaller spread over studies are constant up to rounding, so they need no interval.
 MAX_ATTEMPTS = 50  # per mosaic
@@ -39,17 +39,19 @@ def compare_intervals(settings: Settings) -> Iterator[Table]:
     ]
     rows, raw = [], []
     for metrics, sample in kinds:
+        studies = STUDIES if metrics == IMAGE_METRICS else MOSAIC_STUDIES
         for count in COUNTS:
             report_progress("intervals", f"{count} images", metrics)
-            for metric, rates in zip(metrics, simulate(sample, count, len(metrics))):
+            for metric, rates in zip(metrics, simulate(sample, count, len(metrics), studies)):
                 cells = [f"{100 * rate:.1f} ± {100 * error:.1f} %" for rate, error in (rates.covered, rates.wrong)]
                 rows.append([metric, str(count), *cells])
                 raw.append({"metric": metric, "images": count, "covered": rates.covered, "wrong": rates.wrong})
     notes = [
         f"Measured once: {len(values.images)} crops of photographs and {len(values.cells)} mosaics, embedded model, "
         f"{', '.join(METHODS)}. With ±: the Monte Carlo standard error.",
-        f"{STUDIES} studies for the intervals (the mean over the methods), {RANKED_STUDIES} for the rankings. For the "
-        "rankings, the values of each image are assigned to the methods in random order, so all methods are equal.",
+        f"{STUDIES} studies for the intervals (the mean over the methods), {MOSAIC_STUDIES} if they have mosaics, and "
+        f"{RANKED_STUDIES} for the rankings. For the rankings, the values of each image are assigned to the methods in "
+        "random order, so all methods are equal.",
     ]
     header = ["metric", "images", "interval contains the mean", "an equal method is marked as worse"]
     yield Table("intervals", "Confidence intervals", header, rows, notes, raw)
@@ -119,14 +121,14 @@ def choose_mosaics(rng: np.random.Generator, classes: np.ndarray) -> list[list[i
 
 
 def simulate(
-    sample: Callable[[np.random.Generator, int, bool], Sample], count: int, metric_count: int
+    sample: Callable[[np.random.Generator, int, bool], Sample], count: int, metric_count: int, study_count: int
 ) -> Iterator[Rates]:
     """Yield the rates of each metric."""
     from gradcam.evaluation import mean_interval
     from gradcam.evaluation.intervals import find_distinguished_pairs
 
     rng = np.random.default_rng(count)
-    studies = [sample(rng, count, False) for _ in range(STUDIES)]
+    studies = [sample(rng, count, False) for _ in range(study_count)]
     equal_studies = [sample(rng, count, True) for _ in range(RANKED_STUDIES)]
     means = np.mean([rows.mean(0) for rows, _ in studies], axis=0)  # (methods, metrics)
     for k in range(metric_count):

@@ -157,9 +157,10 @@ def test_intervals_of_hits_hold_the_share_on_average_over_shares(count: int) -> 
 def test_an_interval_joins_the_solutions_of_halls_cubic_and_students_interval() -> None:
     generator = np.random.default_rng(6)
     for numbers in (generator.exponential(1, 9), -generator.gamma(2, 1, 14), generator.exponential(1, 20)):
-        n, skewness, ends = len(numbers), scipy.stats.skew(numbers), []
-        if abs(skewness) < 0.75:  # mostly due to chance
-            skewness = np.sign(skewness) * abs(skewness) ** 3 / 0.75**2
+        n, ends = len(numbers), []
+        skewness = scipy.stats.skew(numbers, bias=False) ** 2 / scipy.stats.skew(numbers)
+        if abs(skewness) < 1.5:  # mostly due to chance
+            skewness = np.sign(skewness) * abs(skewness) ** 6 / 1.5**5
         for share in (0.95, 0.05):
             quantile = scipy.stats.t.ppf(share, n - 1) / math.sqrt(n)
             cubic = [skewness**2 / 27, skewness / 3, 1, skewness / (6 * n) - quantile]
