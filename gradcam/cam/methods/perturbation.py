@@ -337,8 +337,7 @@ def smooth_gradcam_pp(
     first, second, third = (total.flatten(3) / samples for total in sums)
     denominators = 2 * second + site.grid.flatten(2).sum(2)[:, None, :, None] * third
     coefficients = (second / denominators).masked_fill(denominators == 0, 0)
-    weights = (coefficients * first.relu()).sum(3)
-    return _join(recorded, site, weights, join)
+    return _join(recorded, site, (coefficients * first.relu()).sum(3), join)
 
 
 def _compute_gradients(recorded: RecordedPass, site: GridActivations, batch: Batch) -> Tensor:
