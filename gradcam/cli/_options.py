@@ -323,7 +323,8 @@ _TARGET = (
     score,
     against(
         "Contrast the class of --class with this class (needs --score contrast), the sentence of --text with this sentence, "
-        "or the answer of a captioner with this word; may be repeated.",
+        "or the word of --word with this word. Classes and sentences may be repeated. Without --word, the first token of "
+        "the answer is explained.",
         "NAME|SENTENCE",
     ),
     choice("--evidence", EVIDENCE, "Show evidence for the class (positive), against it (negative), or both (signed)."),
@@ -539,7 +540,10 @@ model_without_name = combine(*_MODEL[1:])  # without --model, for commands in wh
 # --edge and --axis explain a coordinate. A coordinate has no probability, so its heatmap cannot be evaluated. Only one
 # image is evaluated at a time.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS, _WITH))
-_AGAINST = "Contrast the sentence of --text with this sentence, or the answer with this word; may be repeated."
+_AGAINST = (
+    "Contrast the sentence of --text with this sentence (may be repeated), or the word of --word with this word. Without "
+    "--word, the first token of the answer is explained."
+)
 other_targets = combine(*_EVALUATED_TARGETS, against(_AGAINST, "SENTENCE"))
 save = combine(
     names_option(

@@ -104,9 +104,10 @@ def check_command(
 ) -> int:  # fmt: skip
     """Test whether a heatmap can be trusted.
 
-    Five tests check the heatmap. The heatmap must also beat control maps, which do not explain the class. Control maps
-    are the mirrored and the shifted heatmap, smooth noise, a blob in the centre, and the image's edges. The heatmaps of
-    another image, of a re-initialised model and of the most probable other class are control maps, too.
+    Up to five tests check the heatmap. The heatmap must also beat control maps, which do not explain the class.
+    Control maps are the mirrored and the shifted heatmap, smooth noise, a blob in the centre, and the image's
+    edges. The heatmaps of another image, of a re-initialised model and of the most probable other class are control
+    maps, too.
 
     \b
     Passed: the heatmap beats every control map.
@@ -118,13 +119,14 @@ def check_command(
 
     A passed test does not prove that the heatmap is right.
 
-    A panel with all tests is written to <image>-<method>-check.png. One test puts the image beside three other images.
-    If you give four or more images, these three are chosen from your images. Otherwise, they are photographs
-    that come with gradcam.
-    For detectors, the heatmap of one box is tested, and compared with the heatmaps of other boxes instead of other
-    classes. For captions, one word is tested, and compared with other words of the caption. If the image does not make the
-    word much more probable, the verdict is undecided. One target is tested at a time: give a single number to --box,
-    --word or --keypoint. With several --text, only the first sentence is tested.
+    A panel with all tests is written to <image>-<method>-check.png. For classes and sentences, one test puts the
+    image beside three other images. If you give four or more images, these three are chosen from your images.
+    Otherwise, they are photographs that come with gradcam.
+
+    Only one target is tested per image: the first of several boxes, words, keypoints or sentences. By default, this is
+    the highest-scoring box, the first word of the answer, or keypoint 0. A box is compared with other boxes instead of
+    other classes, and a word with other words of the answer. If the image makes a word less than 1.5 times as probable
+    as a blank image does, the verdict is undecided.
 
     With 6 or more images, a verdict over all images follows. It reports the bugs that repeat over the images: displaced
     or mirrored heatmaps, a wrong class index, a wrong colour order. The heatmaps of your own function (--method
