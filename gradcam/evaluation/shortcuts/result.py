@@ -90,9 +90,9 @@ class EvidenceCluster:
     is_rest : bool
         True if the members are the images of the class that fit into no cluster.
     purity : float
-        How much more similar the members are to each other than to images outside the cluster, from 0 to 1. The value
-        is the cosine similarity to the members' mean features that 80 % of the members reach, minus the similarity that
-        1 % of the other images reach.
+        How much more similar the members are to each other than to images outside the cluster, from 0 to 1. 80 % of the
+        members reach the first limit of the cosine similarity to the members' mean features, and 1 % of the other images
+        reach the second limit. The value is the first limit minus the second, or 0 if the difference is negative.
     map : array (h,w)
         The mean heatmap of the members on the layer's grid. The sum of the map is 1.
     draw_member : callable
