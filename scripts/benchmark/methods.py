@@ -45,9 +45,9 @@ def tabulate_methods(device: str, settings: Settings) -> Table:
     first_order = [name for name in one_pass if "curvatures" not in gradcam.METHODS[name].needs]
     layer = NETWORKS[NETWORK].layer
     columns = {
-        "gradcam alone": partial(attach_ours, methods=["gradcam"]),
-        f"{len(first_order)} single-pass methods": partial(attach_ours, methods=first_order),
-        "and Shapley-CAM": partial(attach_ours, methods=one_pass),
+        "gradcam, Grad-CAM only": partial(attach_ours, methods=["gradcam"]),
+        f"gradcam, {len(first_order)} single-pass methods": partial(attach_ours, methods=first_order),
+        "gradcam, these and Shapley-CAM": partial(attach_ours, methods=one_pass),
     }
     if "pytorch-grad-cam" not in settings.missing:
         columns[f"pytorch-grad-cam, {len(PYTORCH_GRAD_CAM)} methods"] = attach_pytorch_grad_cam
