@@ -118,8 +118,7 @@ class Probe:
 
         Raises `MisplacedError` if no layout fits.
         """
-        is_guess = self.placed.is_guess(self.batch)
-        return self._measure_tokens() if is_guess else self._measure_orientation()
+        return self._measure_tokens() if self.placed.is_guess(self.batch) else self._measure_orientation()
 
     def _measure_tokens(self) -> AnyLayout:
         assumed, grid = self.placed.layout, self.placed.grid
