@@ -2,11 +2,11 @@
 
 The intervals were chosen by simulation (tests/evaluation/test_intervals.py, `scripts/bench --only intervals`). With 8
 or more images, a 95 % interval contains the true mean in 93 to 97 of 100 cases, for normal, skewed, bounded and measured
-numbers. There are two exceptions. If nearly all numbers are 0 or 1, the interval contains the true mean too often (98
-cases). With 8 lognormal numbers (sigma 1), the interval contains the true mean too seldom (89 cases). Simpler intervals
-are worse. For 8 exponentially distributed numbers, Student's t contains the true mean in only 89 cases, and BCa (a
-bootstrap interval) in only 86 cases. Differences between methods are distributed roughly symmetrically, so Student's t
-is accurate for differences.
+numbers. There are two exceptions. If many numbers are near 0 or 1, the interval contains the true mean too often (98
+cases or more). With 8 lognormal numbers (sigma 1), the interval contains the true mean too seldom (89 cases). Simpler
+intervals are worse. For 8 exponentially distributed numbers, Student's t contains the true mean in only 89 cases, and
+BCa (a bootstrap interval) in only 86 cases. Differences between methods are distributed roughly symmetrically, so
+Student's t is accurate for differences.
 
 If two mosaics share an image, their numbers are correlated. The variance is therefore split into a part that comes from
 the images and a part that comes from the mosaics.

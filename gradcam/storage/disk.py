@@ -77,15 +77,14 @@ def delay_signals() -> Iterator[None]:
 def open_thread_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
     """Open a pool whose threads have all ended when the block ends.
 
-    All threads start before the block, while signals are delayed. If a signal raised an exception while a thread starts,
-    the pool would not know the thread, and would not wait for it.
+    If a signal raises an exception while a thread starts, the pool does not know the thread, and does not wait for it. All
+    threads therefore start before the block, when there are no tasks that such a thread could run.
     """
     with ThreadPoolExecutor(threads) as pool:
         have_started = threading.Event()
         try:
-            with delay_signals():
-                for _ in range(threads):
-                    pool.submit(have_started.wait)  # No thread is idle before the event, so each call starts a thread.
+            for _ in range(threads):
+                pool.submit(have_started.wait)  # No thread is idle before the event, so each call starts a thread.
         finally:
             have_started.set()
         yield pool
