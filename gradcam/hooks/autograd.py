@@ -83,9 +83,10 @@ def jacobian(
     `MAX_GRADIENT_BYTES`). At most `most_classes` share a backward pass.
     """
     with torch.enable_grad():
-        values = scores.sum(0)
+        values = scores if scores.numel() == 1 else scores.sum(0)
     largest = max(tensor.numel() * tensor.element_size() for tensor in inputs)
-    directions = torch.eye(len(values), dtype=values.dtype, device=values.device)
+    # The gradient of a single score needs no direction.
+    directions = torch.eye(len(values), dtype=values.dtype, device=values.device) if len(values) > 1 else values
     classes = max(1, min((most_bytes or MAX_GRADIENT_BYTES) // largest, most_classes or len(directions)))
     for chunk in [directions] if len(directions) <= classes else directions.split(classes):
         if not scaled:
@@ -118,9 +119,9 @@ def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor, scal
         with contextlib.suppress(RuntimeError):
             return list(_gradients(values, inputs, grad_outputs=directions * scale, is_grads_batched=True))
     rows = []
-    for direction in directions:
+    for direction in directions if len(values) > 1 else [values]:
         with torch.enable_grad():  # Reduce to a scalar: with `grad_outputs`, autograd would import sympy.
-            value = values[0] if len(values) == 1 else values @ direction
+            value = values if direction is values else values @ direction
             value = value if scale == 1 else value * scale
         rows.append(_gradients(value, inputs))
     if len(rows) == 1:

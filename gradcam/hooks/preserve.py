@@ -88,7 +88,7 @@ def _change_while_used(
         yield
     finally:
         with _lock:
-            for module, (value, tokens) in list(register.items()):
+            for module, (value, tokens) in list(register.items()) if register else ():
                 tokens.discard(token)
                 if not tokens:
                     restore(module, value)
