@@ -141,7 +141,12 @@ def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
 
 
 class PassToken:
-    """An object that stands for a running pass. Sets refer to it weakly, so that it disappears with the pass."""
+    """An object that stands for a running pass. Sets refer to it weakly, so that it disappears with the pass.
+
+    The passes of a thread are numbered in the order in which they start.
+    """
+
+    number = 0
 
 
 class ThreadState(threading.local):
@@ -166,9 +171,9 @@ def in_own_pass() -> bool:
 
 def make_inner_pass_check() -> Callable[[], bool]:
     """Return a function that returns whether this thread is inside a pass that has started after this call."""
-    passes, outer_tokens = thread_state.passes, weakref.WeakSet(thread_state.tokens)
+    passes = thread_state.passes
     # Compare the number of passes first, because iterating over a weak set is slow.
-    return lambda: thread_state.passes != passes and any(token not in outer_tokens for token in thread_state.tokens)
+    return lambda: thread_state.passes != passes and any(token.number > passes for token in thread_state.tokens)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
     token, tokens = PassToken(), thread_state.tokens
     with contextlib.ExitStack() as stack:
         stack.callback(tokens.discard, token)
-        thread_state.passes += 1
+        token.number = thread_state.passes = thread_state.passes + 1
         tokens.add(token)
         stack.enter_context(torch.inference_mode(False))
         for context in (evaluation_mode, unchanged_buffers, eager_mode, _random_state):
