@@ -342,13 +342,12 @@ def _advise(values: Any) -> str:
 
 def _is_normalised(logits: Tensor) -> bool:
     """Return whether all rows have norm 1. Return False for one-hot probabilities and short half-precision vectors."""
-    values, itemsize = logits.detach(), logits.dtype.itemsize
-    if logits.shape[1] < (MIN_HALF_PRECISION_LENGTH if itemsize < 4 else 2):
+    if logits.shape[1] < (MIN_HALF_PRECISION_LENGTH if logits.dtype.itemsize < 4 else 2):
         return False
     # If a linear layer computed the output, a norm of 1 is only chance.
     if logits.grad_fn is not None and find_last_operation(logits) == "linear":
         return False
-    tolerance = torch.finfo(logits.dtype).eps * (4 if itemsize > 2 else 1)
+    values, tolerance = logits.detach(), torch.finfo(logits.dtype).eps * (4 if logits.dtype.itemsize > 2 else 1)
     if not all(abs(length - 1) < tolerance for length in torch.linalg.vector_norm(values, dim=1).tolist()):
         return False
     return not bool((values >= 0).all() and (values.sum(1) - 1).abs().max() < 1e-2)
