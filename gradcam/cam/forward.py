@@ -69,7 +69,7 @@ class RecordedPass:
     @cached_property
     def has_float16(self) -> bool:
         """Return whether gradients of the activations may be computed in float16."""
-        if torch.float16 in (self.autocast, *self._dtypes):
+        if torch.float16 in (self.autocast, *self.dtypes):
             return True
         # The activations and the output are not float16. If float16 parameters are in use, the graph therefore contains
         # a cast.
@@ -90,11 +90,12 @@ class RecordedPass:
 
     @property
     def _epsilon(self) -> float:
-        dtypes = {self.batch.pictures.dtype, self.autocast or torch.float64, *self._dtypes}
+        dtypes = {self.batch.pictures.dtype, self.autocast or torch.float64, *self.dtypes}
         return max(torch.finfo(dtype).eps for dtype in dtypes)
 
     @cached_property
-    def _dtypes(self) -> set[torch.dtype]:
+    def dtypes(self) -> set[torch.dtype]:
+        """Return the floating-point dtypes of the activations and of the output."""
         return {tensor.dtype for tensor in list_tensors((self.activations, self.output)) if tensor.is_floating_point()}
 
 

@@ -22,6 +22,7 @@ from gradcam.cam.grid import (
 )
 from gradcam.cam.methods.base import ActivationMethod, GradientMethod, Method, compute_checked
 from gradcam.cam.rounding import DenoisedMaps, Key, MethodMaps, denoise_method, mark_rounding
+from gradcam.cam.single_map import compute_single_map
 from gradcam.errors import join_names, warn
 from gradcam.hooks.autograd import fill_missing_gradients, jacobian
 
@@ -80,6 +81,11 @@ def compute_maps(
     one map.
     """
     try:
+        if len(methods) == 1 and reruns is None:
+            single_map = compute_single_map(recorded, methods[0], reshape)
+            if single_map is not None:
+                scores = recorded.scored.values.detach()
+                return {(*recorded.names_by_layer, methods[0].name): Maps([single_map], scores)}
         sites_by_layer = choose_activations(recorded, reshape, join)
         try:
             return _compute_maps(recorded, sites_by_layer, methods, reruns)

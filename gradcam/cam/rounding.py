@@ -94,7 +94,7 @@ def denoise_method(
             if peaks and all(peaks):
                 largest, steepest = (max(max(-low, high) for low, high in peak_ranges) for peak_ranges in peaks)
                 limit = 2 * tolerance * activations.shape[1] * largest * steepest
-            if not _are_beyond(limit, ranges) and not _is_clear(maps, tolerance, activations, chunk):
+            if not _are_beyond(limit, ranges) and not is_clear(maps, tolerance, activations, chunk):
                 pieces[-1] = denoise(
                     lambda perturb: compute(perturb(activations, 1), *(perturb(derivative, 2) for derivative in chunk)),
                     tolerance,
@@ -112,7 +112,7 @@ def _are_beyond(limit: float, ranges: Sequence[float]) -> bool:
     return all(low >= 0 or -low > limit for low in lows) and all(high <= 0 or high > limit for high in highs)
 
 
-def _is_clear(maps: Tensor, tolerance: float, activations: Tensor, derivatives: Sequence[Tensor]) -> bool:
+def is_clear(maps: Tensor, tolerance: float, activations: Tensor, derivatives: Sequence[Tensor]) -> bool:
     """Return whether maps exceed any rounding error of a sum of products, so that no perturbation is needed.
 
     In each channel, the largest activation times the largest derivative is an upper bound for all cells. The rounding

@@ -136,7 +136,10 @@ def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
     """Return True if the tensor is a parameter, or a buffer of the module. Such a tensor must not be replaced."""
     # Do not use `module.buffers()`: for a layer with many batch norms, it would take as long as the backward pass.
     return isinstance(tensor, nn.Parameter) or any(
-        tensor is buffer for part in module.modules() if part._buffers for buffer in part._buffers.values()
+        tensor is buffer
+        for part in containers.list_modules(module)
+        if part._buffers
+        for buffer in part._buffers.values()
     )
 
 
@@ -183,20 +186,30 @@ def grad_mode_off() -> Iterator[None]:
     `torch.no_grad` would leave grad mode off for good if the outer of two contexts ended first, which can happen when a
     generator is abandoned.
     """
-    saved_modes = thread_state.grad_modes
-    saved = [torch.is_grad_enabled()]
-    saved_modes.append(saved)
-    torch.set_grad_enabled(False)
+    restore = turn_grad_mode_off()
     try:
         yield
     finally:
-        inner = next((later for earlier, later in itertools.pairwise(saved_modes) if earlier is saved), None)
-        if inner is None:
-            torch.set_grad_enabled(saved[0])
+        restore()
+
+
+def turn_grad_mode_off() -> Callable[[], None]:
+    """Turn grad mode off, and return the function that restores the mode, as in `grad_mode_off`."""
+    saved_modes = thread_state.grad_modes
+    saved = [torch.is_grad_enabled()]
+    saved_modes.append(saved)
+    pytorch.set_grad_mode(False)
+
+    def restore() -> None:
+        if saved_modes[-1] is saved:
+            pytorch.set_grad_mode(saved[0])
         # The inner context ends later than the outer one. It then has to restore the mode that the outer context saved.
         else:
-            inner[0] = saved[0]
+            inner = next((later for earlier, later in itertools.pairwise(saved_modes) if earlier is saved), [])
+            inner[:] = saved
         saved_modes[:] = [mode for mode in saved_modes if mode is not saved]
+
+    return restore
 
 
 class TargetLayer:
@@ -262,7 +275,7 @@ class TargetLayer:
         self.name = name or type(module).__name__
         self._module, self._keys, self._run = module, tuple(keys), run
         self._identity = nn.Identity() if has_backward_hook else None
-        self._context: contextlib.ExitStack | None = None
+        self._hooks: Hooks | None = None  # The hooks while the context is open.
         # True if grad mode was off when the layer ran. There are two possible causes: no earlier target layer was
         # recording, or the model turned grad mode off.
         self.ran_unrecorded = False
@@ -288,7 +301,7 @@ class TargetLayer:
         return read_old_attribute(self, name)
 
     def __enter__(self) -> TargetLayer:
-        if self._context is not None:
+        if self._hooks is not None:
             raise self._error("is already recorded: create another TargetLayer to nest contexts.")
         if torch.is_inference_mode_enabled():
             advice = "use torch.no_grad() instead, or call gradcam.explain(), which works in this mode."
@@ -298,23 +311,28 @@ class TargetLayer:
             reason = "no gradient reaches earlier layers: if you train inside `with`, only later layers learn"
             advice = "Call model.eval() to explain, or use gradcam.inspection.record() in training."
             warn(f"Layer '{self.name}' is in training mode, but {reason}. {advice}")
-        with contextlib.ExitStack() as context:
-            context.enter_context(grad_mode_off())  # Grad mode is off only until the layer has run.
-            context.callback(self._release_unrecorded)
-            context.callback(self._weaken_passed_on)
-            hooks = context.enter_context(Hooks())
-            self._in_inner_pass = make_inner_pass_check()
-            hooks.before_forward(self._module, self._copy_inputs)
-            hooks.after_forward(self._module, self._record_output)
+        self._in_inner_pass = make_inner_pass_check()
+        self._hooks = Hooks().__enter__()
+        self._restore_grad_mode = turn_grad_mode_off()  # Grad mode is off only until the layer has run.
+        try:
+            self._hooks.before_forward(self._module, self._copy_inputs)
+            self._hooks.after_forward(self._module, self._record_output)
             if self._identity is not None:
-                hooks.after_backward(self._identity, self._store_gradient)
-            self._context = context.pop_all()
+                self._hooks.after_backward(self._identity, self._store_gradient)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
-        context, self._context = self._context, None
-        if context is not None:
-            context.close()
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            try:
+                hooks.__exit__()
+                self._weaken_passed_on()
+                self._release_unrecorded()
+            finally:
+                self._restore_grad_mode()
 
     @property
     def activations(self) -> Tensor:
@@ -483,7 +501,7 @@ class TargetLayer:
     ) -> Tensor:
         """Record one output tensor, and return the tensor to pass on: if possible, the same object."""
         refuse_vmap(tensor)
-        torch.set_grad_enabled(True)
+        pytorch.set_grad_mode(True)
         source = next((input_ for input_ in inputs if input_.given is tensor), None)
         is_changed = source is not None and source.is_changed
         # Identity, and Dropout in evaluation mode, return their input itself. Later operations may change this tensor

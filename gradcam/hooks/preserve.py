@@ -41,9 +41,13 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
         stack.callback(tokens.discard, token)
         token.number = thread_state.passes = thread_state.passes + 1
         tokens.add(token)
-        stack.enter_context(torch.inference_mode(False))
-        for context in (evaluation_mode, unchanged_buffers, eager_mode, _random_state):
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        else:
+            stack.enter_context(pytorch.GradMode(True))
+        for context in _choose_contexts(modules):
             stack.enter_context(context(modules))
+        stack.callback(_save_random_states(modules))
         # If PyTorch's module for dynamic quantisation was not imported, no layer is dynamically quantised.
         quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")
         if quantised is not None and any(issubclass(kind, quantised.Linear) for kind in set(map(type, modules))):
@@ -51,6 +55,26 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
 
             stack.enter_context(straight_through(modules))
         yield modules
+
+
+def _choose_contexts(modules: Sequence[nn.Module]) -> Iterator[Callable[[Sequence[nn.Module]], Any]]:
+    """Yield the contexts that have something to change. Each context takes as long as a layer of a small network."""
+    # One pass over the modules finds the few that matter. A scripted module has no such attributes.
+    candidates = [
+        module
+        for module in modules
+        if (attributes := module.__dict__).get("training", True)
+        or attributes.get("_buffers", True)
+        or "forward" in attributes
+        or "_compiled_call_impl" in attributes
+        or "_orig_mod" in attributes["_modules"]
+    ]
+    if _flags or any(module.training for module in candidates):
+        yield evaluation_mode
+    if any(module._buffers and not isinstance(module, _NormBase) for module in candidates):
+        yield unchanged_buffers
+    if pytorch.find_unhooked(modules if pytorch.VERSION < (2, 5) else candidates):
+        yield eager_mode
 
 
 MT19937_BYTES = 4 * 625  # The state has 624 words, and the position of the next word.
@@ -208,9 +232,11 @@ def plain_attention() -> AbstractContextManager[None]:
     return _shared_mode(_without_fused_attention)
 
 
-@contextlib.contextmanager
-def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Restore the random states of PyTorch, NumPy and Python. Threads share the states, so set only changed states."""
+def _save_random_states(modules: Sequence[nn.Module]) -> Callable[[], None]:
+    """Read the random states of PyTorch, NumPy and Python. Return a function that restores them.
+
+    Threads share the states, so only changed states are set.
+    """
     # Parameters are listed module by module, because `model.parameters()` takes as long as a dozen kernel launches.
     owners = modules if torch.cuda.is_initialized() else ()
     parameters = [parameter for module in owners for parameter in module._parameters.values() if parameter is not None]
@@ -221,14 +247,15 @@ def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
         _GeneratorState(_read_python_words, random.getstate, random.setstate),
         _GeneratorState(_read_numpy_words, np.random.get_state, np.random.set_state),
     )
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for generator, state in zip(generators, before):
             if not torch.equal(generator.get_state(), state):
                 generator.set_state(state)
         for other_state in other_states:
             other_state.restore()
+
+    return restore
 
 
 def _read_python_words() -> tuple[Any, ...]:

@@ -58,6 +58,25 @@ is_functorch_tensor = torch._C._functorch.is_functorch_wrapped_tensor  # A tenso
 find_backward_task = torch._C._current_graph_task_id  # The id of this thread's running backward pass, or -1.
 find_running_node = torch._C._current_autograd_node  # The operation whose derivative this thread is computing.
 
+set_grad_mode = torch._C._set_grad_enabled  # Sets the grad mode of this thread.
+
+
+class GradMode:
+    """A context with grad mode on or off. `torch.no_grad` and `torch.enable_grad` take four times as long."""
+
+    __slots__ = ("_before", "_is_on")
+
+    def __init__(self, is_on: bool) -> None:
+        self._is_on = is_on
+
+    def __enter__(self) -> None:
+        self._before = torch.is_grad_enabled()
+        set_grad_mode(self._is_on)
+
+    def __exit__(self, *error: object) -> None:
+        set_grad_mode(self._before)
+
+
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 CALL_ATTRIBUTES = ("_compiled_call_impl", "forward")  # The attributes that hold a module's compiled code.
 HAS_STANCE = hasattr(torch.compiler, "set_stance")  # True since PyTorch 2.6.

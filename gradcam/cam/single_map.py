@@ -1,0 +1,58 @@
+"""Compute one map (one image, one class, one layer) at the cost of a hand-written hook.
+
+The general functions in `maps` loop over layers, methods, images and classes. For a single map, these loops would cost
+more than the map itself. The function below does the same computation without them, and reads all values at once. If a
+value is unusual, it returns None, and the general functions compute the map again, with all errors and warnings.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcam.cam.grid import MIN_GRADIENT, find_grid
+from gradcam.cam.methods.base import GradientMethod, Method, compute_checked
+from gradcam.cam.rounding import is_clear
+from gradcam.hooks.pytorch import GradMode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gradcam.cam.forward import RecordedPass
+    from gradcam.layers.layout import ReshapeSpec
+
+
+def compute_single_map(recorded: RecordedPass, method: Method, reshape: ReshapeSpec) -> Tensor | None:
+    """Return the signed map (1,1,...) of a gradient method in float32; None if the general functions have to compute it.
+
+    The general functions are needed for several layers, images or classes, for dtypes other than float32, for other
+    kinds of methods, and for values that need an error, a warning or the removal of rounding errors.
+    """
+    scored, score = recorded.scored, recorded.scored.values
+    is_single = score.shape == (1, 1) and len(recorded.activations) == 1 and recorded.batch.pieces is None
+    is_plain = isinstance(method, GradientMethod) and method.score is None and not method.assumes_positive
+    if not (is_single and is_plain) or scored.differentiate is not None or recorded.dtypes != {torch.float32}:
+        return None
+    ((layer, recorded_tensor),) = recorded.activations.items()
+    if recorded.has_float16:
+        return None
+    layout = find_grid(layer, recorded_tensor, recorded, reshape)
+    with GradMode(True):
+        (gradient,) = torch.autograd.grad(score, recorded_tensor, retain_graph=True, allow_unused=True)
+    if gradient is None or gradient.dtype != torch.float32:
+        return None
+    activations, gradients = layout.to_grid(recorded_tensor.detach()), layout.to_grid(gradient)[:, None]
+    signed_map = compute_checked(method, activations, gradients)
+    tensors = (recorded_tensor.detach(), gradients, signed_map)
+    extremes = [value for tensor in tensors for value in torch.aminmax(tensor)]
+    *limits, score_value = torch.stack([*extremes, score.detach()[0, 0]]).tolist()
+    lowest_activation, highest_activation, lowest_gradient, highest_gradient, lowest, highest = limits
+    steepest = max(-lowest_gradient, highest_gradient)
+    if not all(map(math.isfinite, (*limits, score_value))) or steepest < MIN_GRADIENT:
+        return None
+    # No rounding error of the sum over the channels exceeds this limit.
+    error = 2 * recorded.tolerance * activations.shape[1] * max(-lowest_activation, highest_activation) * steepest
+    is_beyond = (lowest >= 0 or -lowest > error) and (highest <= 0 or highest > error)
+    return signed_map if is_beyond or is_clear(signed_map, recorded.tolerance, activations, (gradients,)) else None
