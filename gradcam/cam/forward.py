@@ -106,8 +106,8 @@ def has_float16(values: Any, modules: Sequence[nn.Module]) -> bool:
 
 def _has_float16_weights(modules: Sequence[nn.Module]) -> bool:
     # Iterate module by module: `model.parameters()` takes several times as long, which matters for a small network.
-    parameters = [parameter for module in modules if module._parameters for parameter in module._parameters.values()]
-    return torch.float16 in {parameter.dtype for parameter in parameters if parameter is not None}
+    dtypes = {x.dtype for module in modules if module._parameters for x in module._parameters.values() if x is not None}
+    return torch.float16 in dtypes
 
 
 def caller_autocast(device: str) -> torch.dtype | None:
@@ -151,7 +151,7 @@ def recorded_pass(
         if grad_order > 1:
             stack.enter_context(plain_attention())
         resizing = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", ())
-        has_frames = bool(resizing) and any(isinstance(module, resizing) for module in modules)
+        has_frames = bool(resizing) and any(issubclass(kind, resizing) for kind in set(map(type, modules)))
         with contextlib.ExitStack() as hooks:
             recorders: dict[str, TargetLayer] = {}
             for name, module, keys, run in outlets:
@@ -196,8 +196,9 @@ def recorded_pass(
         device = scored.values.device.type
         autocast = caller_autocast(device)
         # Maps are computed without autocast, because autocast would compute products in half precision.
-        unmixed = contextlib.nullcontext() if autocast is None else pytorch.without_autocast(device)
-        with torch.no_grad(), unmixed:
+        if autocast is not None:
+            stack.enter_context(pytorch.without_autocast(device))
+        with pytorch.GradMode(False):
             frame = None
             if frames or batch.windows is not None or batch.listed is not None:
                 from gradcam.layers.frames import find_frame

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradcam.hooks.containers import Batch, map_tensors, take_rows
-from gradcam.hooks.pytorch import without_autocast
+from gradcam.hooks.pytorch import GradMode, is_autocast_enabled, without_autocast
 
 Part = tuple[tuple[float, ...], tuple[float, ...]]  # (start, length) along each axis
 
@@ -46,6 +47,8 @@ class Views:
         """
         signed, means = evidence == "signed", map(self._average, levels)
         selected = [level if signed else (level if evidence == "positive" else -level).relu() for level in means]
+        if len(selected) == 1:
+            return selected[0]
         finest = max((level.shape[2:] for level in selected), key=lambda grid: grid.numel())
         return functools.reduce(
             torch.add,
@@ -80,7 +83,12 @@ def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], device:
 
     `options` are those of `to_heatmaps`. The caller's grad mode and autocast have no effect.
     """
-    with torch.inference_mode(False), torch.no_grad(), without_autocast(maps.device.type):
+    with contextlib.ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        if is_autocast_enabled(maps.device.type):
+            stack.enter_context(without_autocast(maps.device.type))
+        stack.enter_context(GradMode(False))
         if len(set(sizes)) == 1:
             return to_heatmaps(maps, sizes[0], **options).to(device)
         return [to_heatmaps(row, size, **options)[0].to(device) for row, size in zip(maps.split(1), sizes)]

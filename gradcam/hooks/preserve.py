@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import operator
 import random
 import sys
@@ -18,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,21 +60,12 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 def _choose_contexts(modules: Sequence[nn.Module]) -> Iterator[Callable[[Sequence[nn.Module]], Any]]:
     """Yield the contexts that have something to change. Each context takes as long as a layer of a small network."""
-    # One pass over the modules finds the few that matter. A scripted module has no such attributes.
-    candidates = [
-        module
-        for module in modules
-        if (attributes := module.__dict__).get("training", True)
-        or attributes.get("_buffers", True)
-        or "forward" in attributes
-        or "_compiled_call_impl" in attributes
-        or "_orig_mod" in attributes["_modules"]
-    ]
+    candidates = pytorch.select_unusual(modules)
     if _flags or any(module.training for module in candidates):
         yield evaluation_mode
     if any(module._buffers and not isinstance(module, _NormBase) for module in candidates):
         yield unchanged_buffers
-    if pytorch.find_unhooked(modules if pytorch.VERSION < (2, 5) else candidates):
+    if pytorch.find_unhooked(candidates if pytorch.VERSION >= (2, 5) else modules):
         yield eager_mode
 
 
@@ -242,59 +234,47 @@ def _save_random_states(modules: Sequence[nn.Module]) -> Callable[[], None]:
     parameters = [parameter for module in owners for parameter in module._parameters.values() if parameter is not None]
     indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
     generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]
-    before = [generator.get_state() for generator in generators]
-    other_states = (
-        _GeneratorState(_read_python_words, random.getstate, random.setstate),
-        _GeneratorState(_read_numpy_words, np.random.get_state, np.random.set_state),
-    )
+    states = [generator.get_state() for generator in generators]
+    words, (last_words, *other_states) = _read_words(), _last_states[0]
+    if words != last_words:
+        other_states = [random.getstate(), np.random.get_state()]
+        _last_states[0] = (words, *other_states)
 
     def restore() -> None:
-        for generator, state in zip(generators, before):
+        for generator, state in zip(generators, states):
             if not torch.equal(generator.get_state(), state):
                 generator.set_state(state)
-        for other_state in other_states:
-            other_state.restore()
+        words_now = _read_words()
+        if words_now[0] != words[0]:
+            random.setstate(other_states[0])
+        if words_now[1] != words[1]:
+            np.random.set_state(other_states[1])
 
     return restore
 
 
-def _read_python_words() -> tuple[Any, ...]:
-    generator: Any = random.getstate.__self__  # type: ignore[attr-defined]
-    return _read_memory(generator, random.Random.__mro__[1]), generator.gauss_next
+# The memory of Python's and NumPy's generators, and the states that belong to it. Reading the states takes as long as
+# several layers of a small network. If the memory did not change, the last states are therefore reused.
+_last_states: list[tuple[Any, ...]] = [(None,)]
 
 
-def _read_numpy_words() -> tuple[Any, ...] | None:
-    """Return the words and the cached normal sample of NumPy's global generator; None if it is not an MT19937."""
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # NumPy's stubs omit it
-    if not isinstance(generator, np.random.MT19937):
-        return None
-    owner: Any = np.random.get_state.__self__  # type: ignore[attr-defined]
-    return ctypes.string_at(generator.ctypes.state_address, MT19937_BYTES), _read_memory(owner, type(owner))
+def _read_words() -> tuple[Any, Any]:
+    """Return the memory of Python's and of NumPy's global generator.
 
-
-def _read_memory(value: object, class_: type) -> bytes:
-    """Return the bytes of an object's memory after the object header."""
-    head = object.__basicsize__
-    return ctypes.string_at(id(value) + head, class_.__basicsize__ - head)
-
-
-class _GeneratorState:
-    """The state of Python's or NumPy's global generator.
-
-    Reading the state takes as long as a layer of a small network. If the words in the generator's memory did not
-    change, the last state is therefore reused.
+    Another bit generator than MT19937 has no known memory. Its state counts as changed.
     """
+    python: Any = random.getstate.__self__  # type: ignore[attr-defined]
+    bits = np.random.get_bit_generator()  # type: ignore[attr-defined] # NumPy's stubs omit it
+    python_view, *numpy_views = _view_memory(python, np.random.get_state.__self__, bits)  # type: ignore[attr-defined]
+    numpy_words = [view.tobytes() for view in numpy_views] or object()
+    return (python_view.tobytes(), python.gauss_next), numpy_words
 
-    last_states: ClassVar[dict[Any, tuple[Any, Any]]] = {}
 
-    def __init__(self, read_words: Callable[[], Any], get: Callable[[], Any], restore: Callable[[Any], Any]) -> None:
-        self._read_words, self._restore, self._words = read_words, restore, read_words()
-        words, self._state = self.last_states.get(get, (None, None))
-        if self._words is None or words != self._words:
-            self._state = get()
-            self.last_states[get] = self._words, self._state
-
-    def restore(self) -> None:
-        """Restore the state if it changed."""
-        if self._words is None or self._read_words() != self._words:
-            self._restore(self._state)
+@functools.lru_cache(maxsize=1)
+def _view_memory(python: Any, numpy: Any, bits: Any) -> list[memoryview]:
+    """Return views of the words of Python's generator and, if they are MT19937 words, of NumPy's."""
+    head = object.__basicsize__
+    places = [(id(python) + head, random.Random.__mro__[1].__basicsize__ - head)]
+    if isinstance(bits, np.random.MT19937):  # The second object holds the cached normal sample.
+        places += [(bits.ctypes.state_address, MT19937_BYTES), (id(numpy) + head, type(numpy).__basicsize__ - head)]
+    return [memoryview((ctypes.c_char * size).from_address(address)) for address, size in places]

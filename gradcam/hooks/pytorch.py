@@ -204,6 +204,8 @@ def describe_operation(node: Node) -> tuple[Any, ...]:
 def find_last_operation(tensor: Tensor) -> str:
     """Return the operation that computed the values: "linear", "softmax", "log_softmax", "sigmoid", or ""."""
     node: Any = tensor.grad_fn
+    if node is not None and node.name() == "AddmmBackward0":  # the usual head, without further comparisons
+        return "linear"
     while node is not None and node.name().lstrip("_").startswith(RESHAPING_OPS):
         node = node.next_functions[0][0]
     name = "" if node is None else node.name().lstrip("_")
@@ -246,6 +248,19 @@ def is_compiled(module: nn.Module) -> bool:
     # Lightning compiles the method `forward`. PyTorch 2.4 to 2.15 mark compiled functions by `_torchdynamo_orig_callable`.
     is_marked = hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
     return is_marked or module._compiled_call_impl is not None or "_orig_mod" in module._modules
+
+
+def select_unusual(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the modules that are in training mode, have buffers, or may be compiled, in a single fast loop."""
+    return [
+        module
+        for module in modules
+        if module.training
+        or module._buffers
+        or "forward" in (attributes := module.__dict__)
+        or "_compiled_call_impl" in attributes
+        or "_orig_mod" in attributes["_modules"]
+    ]
 
 
 def find_unhooked(modules: Sequence[nn.Module]) -> list[nn.Module]:

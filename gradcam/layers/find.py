@@ -107,7 +107,8 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> LayerRef:
         raise LayerError(
             f"The layer is {shorten(layer)}, expected a dotted name such as 'layer4', or a module of the model."
         )
-    base_name, _, run = layer.rpartition("#") if re.search(r"#\d+$", layer, re.ASCII) else (layer, "", "")
+    has_run = "#" in layer and re.search(r"#\d+$", layer, re.ASCII)
+    base_name, _, run = layer.rpartition("#") if has_run else (layer, "", "")
     for name, *keys in ([layer], base_name.split(":")):  # A module's name may itself contain ":" or "#".
         if (match := _find_name(model, name)) is not None:
             full_name = match[0] + layer[len(name) :]
@@ -128,7 +129,7 @@ def _find_name(model: nn.Module, layer: str) -> tuple[str, nn.Module] | None:
 
 
 def _uncompiled(module: nn.Module) -> nn.Module:
-    return getattr(module, "_orig_mod", module)
+    return module._modules.get("_orig_mod") or module
 
 
 def without_wrappers(name: str) -> str:

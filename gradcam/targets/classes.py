@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -133,10 +134,12 @@ class ClassTarget:
             classes = check_classes(self.classes, images, count).to(logits.device)
         if self.score == "probability" and self.activation != "sigmoid" and are_probabilities(logits):
             return replace(self, classes=classes, activation="none")
-        if self.score != "contrast" or self._rivals is not None:
-            return replace(self, classes=classes)
-
-        return replace(self, classes=classes, _rivals=choose_rivals(self.against, logits, classes))
+        rivals = self._rivals
+        if self.score == "contrast" and rivals is None:
+            rivals = choose_rivals(self.against, logits, classes)
+        resolved = copy.copy(self)  # `dataclasses.replace` would check all other fields again.
+        vars(resolved).update(classes=classes, _rivals=rivals)
+        return resolved
 
     def find_logits(self, output: Any, images: int) -> Tensor:
         """Find the logits in a model's output, in the class order of this target.
@@ -180,9 +183,9 @@ def compute_scores(target: Any, output: Any, images: int) -> TargetScores:
 
     Raises `TargetError` if the target does not fit the output or the number of images.
     """
-    if isinstance(target, ScoreExtractor):
-        return target.score(output, images)
     if is_function(target):
+        if isinstance(target, ScoreExtractor):
+            return target.score(output, images)
         scores = target(output)
         if not isinstance(scores, Tensor) or not is_dense_float(scores):
             description = describe_type(scores) if isinstance(scores, Tensor) else type(scores).__name__
@@ -201,6 +204,8 @@ def compute_scores(target: Any, output: Any, images: int) -> TargetScores:
 
 def is_function(target: Any) -> bool:
     """Return whether a target computes the scores itself. Python types do not, although they are callable."""
+    if type(target) in (int, list, ClassTarget, type(None)):  # Checks against abstract classes are slow.
+        return False
     return isinstance(target, (Target, ScoreExtractor)) or (callable(target) and not isinstance(target, type))
 
 
@@ -260,7 +265,7 @@ def check_classes(classes: Any, images: int, count: int) -> Tensor:
         hint = f" For several classes of one image, write [{list(classes)}]." if is_row else ""
         raise TargetError(f"The target {shorten(classes)} does not fit {images} image(s): pass {VALID_TARGETS}.{hint}")
     check_class_range(values.flatten().tolist(), count)
-    return torch.from_numpy(values.astype(np.int64))
+    return torch.from_numpy(values.astype(np.int64, copy=False))
 
 
 def check_class_range(classes: Sequence[int], count: int) -> None:
@@ -285,6 +290,8 @@ def to_integers(classes: Any) -> np.ndarray[Any, Any]:
 def _without_tensors(classes: Any) -> Any:
     """Convert tensors and arrays, also in nested sequences, to Python numbers; return None if a value is a bool."""
     if isinstance(classes, (list, tuple)):
+        if all([type(value) is int for value in classes]):
+            return classes
         values = [_without_tensors(value) for value in classes]
         return None if any(value is None or isinstance(value, (bool, np.bool_)) for value in values) else values
     return _without_tensors(classes.tolist()) if isinstance(classes, (Tensor, np.ndarray)) else classes

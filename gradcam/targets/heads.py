@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from typing import Any
 
@@ -50,12 +51,14 @@ def find_output_module(model: nn.Module) -> nn.Module:
     """Return the module that computes the output: the last module of an `nn.Sequential`, or a wrapper's only module."""
     while not isinstance(model, torch.jit.ScriptModule):
         children = [child for child in model.children() if type(child).__module__ not in PASSIVE_MODULES]
-        # A wrapper that has tensors itself may compute scores by comparing an embedding with these tensors.
-        has_tensors = model._parameters or model._buffers or any(isinstance(x, Tensor) for x in vars(model).values())
-        is_sequence = type(model).forward is nn.Sequential.forward
-        makes_scores = getattr(model, "makes_scores", False)
-        if not children or makes_scores or (not is_sequence and (has_tensors or len(children) > 1)):
+        if not children or vars(model).get("makes_scores", getattr(type(model), "makes_scores", False)):
             break
+        if type(model).forward is not nn.Sequential.forward:
+            # A wrapper that has tensors itself may compute scores by comparing an embedding with these tensors.
+            if len(children) > 1 or model._parameters or model._buffers:
+                break
+            if any(isinstance(value, Tensor) for value in vars(model).values()):
+                break
         model = children[-1]
     return model
 
@@ -64,7 +67,7 @@ def is_headless(model: nn.Module) -> bool:
     """Return whether the output is an embedding, because of the model's class or because the head was removed."""
     if isinstance(model, torch.jit.ScriptModule):  # Scripted modules do not expose their classes.
         return False
-    if EMBEDDER.fullmatch(f"{type(model).__module__}.{type(model).__qualname__}"):
+    if _is_embedder(f"{type(model).__module__}.{type(model).__qualname__}"):
         return not hasattr(getattr(model, "config", None), "text_config")  # Image-text models output similarities.
     heads: list[Any] = [head for name in HEAD_NAMES if (head := model._modules.get(name)) is not None]
     if hasattr(type(model), "get_classifier"):  # Use timm's interface. For a few headless models, it raises an error.
@@ -75,6 +78,11 @@ def is_headless(model: nn.Module) -> bool:
     has_matrix = any(x is not None and x.ndim == 2 and len(x) > 1 for x in model._parameters.values())
     is_empty = all(isinstance(part, (nn.Identity, nn.Sequential)) for head in heads for part in head.modules())
     return bool(heads) and is_empty and not has_matrix
+
+
+@functools.lru_cache(maxsize=64)
+def _is_embedder(class_name: str) -> bool:
+    return EMBEDDER.fullmatch(class_name) is not None
 
 
 def ends_in_features(end: nn.Module) -> bool:
