@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from gradcam.cam.deferred_checks import read_range
 from gradcam.cam.dependence_warnings import warn_of_shared_statistics
 from gradcam.cam.forward import caller_autocast, has_float16
-from gradcam.cam.grid import at_least_float32
 from gradcam.errors import ImageError, ModelError
 from gradcam.hooks import pytorch
-from gradcam.hooks.autograd import jacobian, translate_torch_errors
-from gradcam.hooks.containers import Batch, detach_input, has_rows, map_tensors, take_rows, to_batch
+from gradcam.hooks.autograd import jacobian, TranslatedErrors
+from gradcam.hooks.containers import Batch, at_least_float32, detach_input, has_rows, map_tensors, take_rows, to_batch
 from gradcam.hooks.model_advice import ADVICE_IN_MODEL
 from gradcam.hooks.preserve import preserve_state
 from gradcam.images.write import ARRAY_SUFFIXES, check_suffix, write_arrays
@@ -232,7 +231,7 @@ def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[Diffe
     if batch.windows is not None:
         problem = "The model's processor pads images, which pixel attributions do not support"
         raise ImageError(f"{problem}: use a CAM method.")
-    with preserve_state(bound.model) as modules, torch.enable_grad(), translate_torch_errors(INPUT_FAILURES):
+    with preserve_state(bound.model) as modules, torch.enable_grad(), TranslatedErrors(INPUT_FAILURES):
         if batch.images > 1:
             warn_of_shared_statistics(modules)
         images = detach_input(batch.pictures)

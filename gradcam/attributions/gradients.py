@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.attributions.base import Attribution, Point, differentiable, fix_target, require_nonzero
-from gradcam.cam.grid import at_least_float32
 from gradcam.errors import ImageError
+from gradcam.hooks.containers import at_least_float32
 from gradcam.options import MAX_SEED, Progress, check_count, check_number, check_progress
 
 

@@ -75,14 +75,15 @@ class DeferredChecks:
         """Read all pending values and run their checks."""
         pending, self._pending = self._pending, []
         tensors = [tensor for _, group in pending for tensor in group]
-        values = {device: iter(_read(tensors, device)) for device in dict.fromkeys(tensor.device for tensor in tensors)}
+        devices = dict.fromkeys(tensor.device for tensor in tensors)
+        values = {device: iter(read_values([x for x in tensors if x.device == device])) for device in devices}
         for check, group in pending:
             check([next(values[tensor.device]) for tensor in group for _ in range(tensor.numel())])
 
 
-def _read(tensors: Iterable[Tensor], device: torch.device) -> list[float]:
-    """Return all values of the tensors on a device, after a single synchronisation."""
-    values: list[float] = torch.cat([tensor.reshape(-1) for tensor in tensors if tensor.device == device]).tolist()
+def read_values(tensors: Iterable[Tensor]) -> list[float]:
+    """Return all values of tensors on the same device, after a single synchronisation."""
+    values: list[float] = torch.cat([tensor.reshape(-1) for tensor in tensors]).tolist()
     return values
 
 

@@ -324,7 +324,8 @@ class Plan:
         if filled["join"] is not None and filled["join"] not in JOINS:
             raise LayerError(f"join is {shorten(filled['join'])}, expected {join_names(JOINS)}, or None.")
         check_evidence(filled["evidence"], smoothed)
-        return cls(smoothed, target, filled | {"reshape": to_reshape(filled["reshape"])}, **fields)
+        filled["reshape"] = to_reshape(filled["reshape"])
+        return cls(smoothed, target, filled, **fields)
 
     def complete(self, method: str) -> Plan:
         """Return the plan, with `method` if the plan has no method yet. Raises `GradcamError` as `of` does."""
@@ -336,7 +337,7 @@ class Plan:
             options = options | {"evidence": "signed"}
         check_evidence(options["evidence"], methods)
         for_places = apply_smoothing([METHODS[LOCAL_METHOD]], smoothing) if is_custom_function(self.target) else ()
-        return replace(self, methods=methods, options=options, methods_for_places=for_places)
+        return Plan(methods, self.target, options, self.prefers_signed, for_places)
 
     @property
     def needs_layers(self) -> bool:
@@ -359,10 +360,13 @@ def execute_plan(
 ) -> dict[tuple[str, str], Explanation]:
     """Return the explanations of a plan, by layer and method. If `layers` is empty, choose a default layer."""
     model, target = unwrap(model), plan.target
-    batch = _to_model_batch(model, images) if isinstance(images, Mapping) else to_batch(images)
+    is_mapping = not isinstance(images, Tensor) and isinstance(images, Mapping)
+    batch = _to_model_batch(model, images) if is_mapping else to_batch(images)
     if not is_function(target):
         require_class_head(model)
-    bound = target.bind(model, batch) if isinstance(target, Target) else BoundTarget(model, batch, target)
+        bound = BoundTarget(model, batch, target)
+    else:
+        bound = target.bind(model, batch) if isinstance(target, Target) else BoundTarget(model, batch, target)
     if batch.pieces is not None:
         from gradcam.cam.pieces import bind_pieces
 
@@ -578,6 +582,7 @@ def _move_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> 
 
 def _mask_missing_scores(scores: Tensor, scored: TargetScores) -> Tensor:
     """Set the scores of missing instances to NaN, for images that have fewer instances than other images."""
-    for row, instances in zip(scores, scored.instances or ()):
-        row[len(instances) :] = torch.nan
+    if scored.instances is not None:
+        for row, instances in zip(scores, scored.instances):
+            row[len(instances) :] = torch.nan
     return scores

@@ -72,8 +72,12 @@ class RecordedPass:
         if torch.float16 in (self.autocast, *self.dtypes):
             return True
         # The activations and the output are not float16. If float16 parameters are in use, the graph therefore contains
-        # a cast.
-        return _has_float16_weights(self.modules) and pytorch.may_cast(self.tail.nodes)
+        # a cast. The copy that passes a recorded tensor on is not a cast.
+        starts = set(map(id, self.activations.values()))
+        has_start_leaves = all(tensor.is_leaf for tensor in self.activations.values())
+        nodes = autograd.list_graph_nodes(self.scored.values) if has_start_leaves else self.tail.nodes
+        casts = [node for node in nodes if pytorch.may_cast(node) and not autograd.copies_leaf(node, starts)]
+        return bool(casts) and _has_float16_weights(self.modules)
 
     @property
     def tolerance(self) -> float:
@@ -145,7 +149,7 @@ def recorded_pass(
     With `from_images`, the graph starts at the images, so that the graph includes paths around the layers. To save
     memory, no tensors are saved for backward before the first of the layers has run.
     """
-    translation = autograd.translate_torch_errors(autograd.ADVICE_AFTER_LAYER)
+    translation = autograd.TranslatedErrors(autograd.ADVICE_AFTER_LAYER)
     with preserve_state(model) as modules, translation, contextlib.ExitStack() as stack:
         _check_batch(batch, modules)
         if grad_order > 1:
@@ -174,11 +178,8 @@ def recorded_pass(
                 from gradcam.layers.frames import watch_frames
 
                 frames = watch_frames(modules, hooks.enter_context(Hooks()))
-            with contextlib.ExitStack() as run_stack:
-                for context in contexts:
-                    run_stack.enter_context(context)
-                output = inputs.run(model)
-                images_changed = version_of(batch.pictures) != version
+            output = _run_in(contexts, model, inputs) if contexts else inputs.run(model)
+            images_changed = version_of(batch.pictures) != version
             activations, outlet_by_name, names_by_layer = _collect_tensors(outlets, recorders)
             # The first layer to run turns grad mode on. If grad mode is off when a second layer runs, the model has
             # turned grad mode off.
@@ -198,17 +199,24 @@ def recorded_pass(
         # Maps are computed without autocast, because autocast would compute products in half precision.
         if autocast is not None:
             stack.enter_context(pytorch.without_autocast(device))
-        with pytorch.GradMode(False):
-            frame = None
-            if frames or batch.windows is not None or batch.listed is not None:
-                from gradcam.layers.frames import find_frame
+        pytorch.set_grad_mode(False)  # `preserve_state` restores the caller's mode.
+        frame = None
+        if frames or batch.windows is not None or batch.listed is not None:
+            from gradcam.layers.frames import find_frame
 
-                frame = find_frame(batch, frames)
-                batch = batch if frame is None else replace(batch, size=frame.canvas)
-            yield RecordedPass(
-                activations, outlet_by_name, names_by_layer, output, scored, model, modules, batch, autocast, frame,
-                facts=facts or ModelFacts(model), image_edge=image_edge, images_changed=images_changed,
-            )  # fmt: skip
+            frame = find_frame(batch, frames)
+            batch = batch if frame is None else replace(batch, size=frame.canvas)
+        yield RecordedPass(
+            activations, outlet_by_name, names_by_layer, output, scored, model, modules, batch, autocast, frame,
+            facts=facts or ModelFacts(model), image_edge=image_edge, images_changed=images_changed,
+        )  # fmt: skip
+
+
+def _run_in(contexts: Sequence[AbstractContextManager[object]], model: nn.Module, inputs: Batch) -> Any:
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        return inputs.run(model)
 
 
 def _collect_tensors(

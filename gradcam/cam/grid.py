@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradcam.cam.deferred_checks import DeferredChecks, RowRanges
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import find_dependence, no_dependence_error
-from gradcam.hooks.containers import Batch
+from gradcam.hooks.containers import Batch, at_least_float32
 from gradcam.hooks.model_facts import ModelFacts
 from gradcam.layers.find import LayerRef
 from gradcam.layers.layout import Layout, find_map_layout, is_guess
@@ -168,15 +168,9 @@ def list_unverified(
                     raise
                 continue
             module, shape = recorded.outlets[name].module, tuple(activations.shape)
-            is_certain = isinstance(layout, Layout) and not is_guess(layout, module, shape, recorded.batch.size)
-            if includes_certain or not is_certain:
+            if includes_certain or not isinstance(layout, Layout) or is_guess(layout, module, shape, recorded.batch.size):
                 unverified.append((layer, name, layout))
     return unverified
-
-
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """Return the tensor in float32, or in its own dtype if that is more precise."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def warn_of_blind_images(layer: str, *, all_images: bool) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradcam.adapters.base import LocalGradient
 from gradcam.cam.deferred_checks import read_row_ranges
 from gradcam.cam.forward import RecordedPass
-from gradcam.cam.grid import GridActivations, at_least_float32
+from gradcam.cam.grid import GridActivations
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import (
     AttentionMethod,
@@ -26,6 +26,7 @@ from gradcam.cam.methods.base import (
 )
 from gradcam.cam.rounding import DenoisedMaps, MethodMaps, denoise_method, mark_rounding
 from gradcam.errors import BlindLayerError, TargetError
+from gradcam.hooks.containers import at_least_float32
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.second_order import hessian_products
 from gradcam.layers.layout import Layout

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradcam.hooks.containers import Batch, map_tensors, take_rows
-from gradcam.hooks.pytorch import GradMode, is_autocast_enabled, without_autocast
+from gradcam.hooks.pytorch import is_autocast_enabled, set_grad_mode, without_autocast
 
 Part = tuple[tuple[float, ...], tuple[float, ...]]  # (start, length) along each axis
 
@@ -32,6 +32,8 @@ class Views:
 
     def first(self, rows: Tensor) -> Tensor:
         """Return the rows of the first view, detached. If `rows` has no row per image and view, return all rows."""
+        if len(self.views) == 1:
+            return rows.detach()
         return (rows[: self.images] if rows.shape[:1] == (self.batch.images,) else rows).detach()
 
     def first_of(self, output: Any) -> Any:
@@ -88,7 +90,8 @@ def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], device:
             stack.enter_context(torch.inference_mode(False))
         if is_autocast_enabled(maps.device.type):
             stack.enter_context(without_autocast(maps.device.type))
-        stack.enter_context(GradMode(False))
+        stack.callback(set_grad_mode, torch.is_grad_enabled())
+        set_grad_mode(False)
         if len(set(sizes)) == 1:
             return to_heatmaps(maps, sizes[0], **options).to(device)
         return [to_heatmaps(row, size, **options)[0].to(device) for row, size in zip(maps.split(1), sizes)]
@@ -108,7 +111,11 @@ def resize(
     spans = (None,) * len(size) if part is None else zip(*part)
     axes = zip(maps.shape[2:], size, spans)
     *depth, rows, columns = (_make_weights(*axis, mode, dtype=maps.dtype, device=maps.device) for axis in axes)
-    maps = rows @ maps @ columns.mT
+    # For a single map, products of matrices need a third of the operations of batched products.
+    if maps.numel() == rows.shape[1] * columns.shape[1]:
+        maps = (rows.mm(maps.reshape(rows.shape[1], -1)).mm(columns.mT)).reshape(*maps.shape[:-2], *size[-2:])
+    else:
+        maps = rows @ maps @ columns.mT
     if depth:
         maps = (depth[0] @ maps.flatten(3)).unflatten(3, maps.shape[3:])
     return maps.clamp_(min=0)

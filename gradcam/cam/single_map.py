@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradcam.cam.deferred_checks import read_values
 from gradcam.cam.grid import MIN_GRADIENT, find_grid
 from gradcam.cam.methods.base import GradientMethod, Method, compute_checked
 from gradcam.cam.rounding import is_clear
-from gradcam.hooks.pytorch import GradMode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,15 +39,15 @@ def compute_single_map(recorded: RecordedPass, method: Method, reshape: ReshapeS
     if recorded.has_float16:
         return None
     layout = find_grid(layer, recorded_tensor, recorded, reshape)
-    with GradMode(True):
-        (gradient,) = torch.autograd.grad(score, recorded_tensor, retain_graph=True, allow_unused=True)
+    (gradient,) = torch.autograd.grad(score, recorded_tensor, retain_graph=True, allow_unused=True)
     if gradient is None or gradient.dtype != torch.float32:
         return None
     activations, gradients = layout.to_grid(recorded_tensor.detach()), layout.to_grid(gradient)[:, None]
     signed_map = compute_checked(method, activations, gradients)
     tensors = (recorded_tensor.detach(), gradients, signed_map)
-    extremes = [value for tensor in tensors for value in torch.aminmax(tensor)]
-    *limits, score_value = torch.stack([*extremes, score.detach()[0, 0]]).tolist()
+    values = [value for tensor in tensors for value in torch.aminmax(tensor)] + [score.detach()]
+    # On the CPU, joining the values takes longer than reading one by one. On a GPU, each reading waits for the device.
+    *limits, score_value = [value.item() for value in values] if score.is_cpu else read_values(values)
     lowest_activation, highest_activation, lowest_gradient, highest_gradient, lowest, highest = limits
     steepest = max(-lowest_gradient, highest_gradient)
     if not all(map(math.isfinite, (*limits, score_value))) or steepest < MIN_GRADIENT:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gradcam.cam.explain import Explanation
 from gradcam.errors import GradcamError, ImageError, ModelError, TargetError, find_similar_names, join_names, shorten
+from gradcam.hooks.containers import at_least_float32
 from gradcam.hooks.memory import HalvingRunner
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import unwrap
@@ -250,7 +251,7 @@ def make_baseline(images: Tensor, kind: str) -> Tensor:
         raise GradcamError(f"There is no baseline {shorten(kind)}. Choose {join_names(offers or BASELINES)}.")
     if kind == "zero":
         return torch.zeros_like(images)
-    values = images.to(torch.promote_types(images.dtype, torch.float32))
+    values = at_least_float32(images)
     if kind == "mean":
         return torch.zeros_like(images) + values.mean((2, 3), keepdim=True).to(images.dtype)
     radius = max(1, int(BLUR_RADIUS_PIXELS * min(images.shape[2:]) / BLUR_IMAGE_PIXELS + 0.5))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,19 +48,23 @@ ADVICE_AFTER_LAYER = {
 }  # fmt: skip
 
 
-@contextlib.contextmanager
-def translate_torch_errors(explanations: Mapping[str, str]) -> Iterator[None]:
-    """Replace known PyTorch errors by a `ModelError` with advice.
+@dataclass(frozen=True)
+class TranslatedErrors:
+    """A context that replaces known PyTorch errors by a `ModelError` with advice.
 
     `explanations` maps a part of PyTorch's error text to the advice.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        for part, explanation in explanations.items():
-            if pytorch.message_contains(error, [part]):
-                raise ModelError(explanation) from error
-        raise
+
+    explanations: Mapping[str, str]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, RuntimeError):
+            for part, explanation in self.explanations.items():
+                if pytorch.message_contains(error, [part]):
+                    raise ModelError(explanation) from error
 
 
 def jacobian(
@@ -148,6 +152,12 @@ def list_ancestor_nodes(node: Node) -> list[Node]:
                 visited.add(parent)
                 nodes.append(parent)
     return nodes[1:]
+
+
+def copies_leaf(node: Node, leaves: Container[int]) -> bool:
+    """Return whether an operation copies one of these leaves, given by their ids."""
+    parents = [parent for parent, _ in node.next_functions if parent is not None]
+    return pytorch.is_copy(node) and all(id(getattr(parent, "variable", None)) in leaves for parent in parents)
 
 
 def get_edge(tensor: Tensor) -> Edge | None:

@@ -24,13 +24,12 @@ QUANTISED_ADVICE = f"8-bit integers, which have no gradient: explain the origina
 
 def list_modules(model: nn.Module) -> list[nn.Module]:
     """Return all modules, each once. The order differs from `model.modules()`, which takes four times as long."""
-    modules, visited = [model], {model}
-    for module in modules:  # The list grows during the loop.
-        for child in module._modules.values():
-            if child is not None and child not in visited:
-                visited.add(child)
-                modules.append(child)
-    return modules
+    modules, level = dict[nn.Module, None](), [model]
+    while level:
+        modules.update(dict.fromkeys(level))
+        children = [child for module in level for child in module._modules.values() if child is not None]
+        level = [child for child in children if child not in modules]
+    return list(modules)
 
 
 def list_tensors(value: Any) -> list[Tensor]:
@@ -161,6 +160,8 @@ def copy_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Lay
     If an earlier target layer is recording, the layer gets copies of its inputs. Autograd may have saved the original
     inputs, so an in-place change by the layer would be an error.
     """
+    if len(args) == 1 and not kwargs and isinstance(tensor := args[0], Tensor) and not tensor.requires_grad:
+        return [LayerInput(tensor, tensor, version_of(tensor))], None
     copies: dict[int, Any] = {
         id(tensor): tensor.clone()
         for tensor in (*args, *kwargs.values())
@@ -257,7 +258,7 @@ def to_arguments(images: Any) -> Arguments:
     A tuple holds positional arguments, and a mapping holds keyword arguments; anything else is the only argument.
     Raises `ImageError` if a mapping has keys that are not strings.
     """
-    if not isinstance(images, Mapping):  # Hugging Face's processors return a mapping that is not a dict.
+    if isinstance(images, Tensor) or not isinstance(images, Mapping):  # HF processors return a mapping, not a dict.
         return images if isinstance(images, tuple) else (images,), {}
     if not all(isinstance(key, str) for key in images):
         raise ImageError(f"The images have the keys {list(images)}, expected the names of the model's arguments.")
@@ -284,7 +285,7 @@ def to_batch(images: Any) -> Batch:
     for value in (*args, *kwargs.values()):
         if isinstance(value, list) and value and all(map(_is_image, value)):
             return _to_padded_batch(value, args, kwargs)
-    items = list_tensors((args, kwargs))
+    items = [images] if isinstance(images, Tensor) else list_tensors((args, kwargs))
     if any(tensor.is_nested for tensor in items):
         raise ImageError("The images are a nested tensor, expected a batch of images of one size (N,C,H,W).")
     first = next((tensor for tensor in items if tensor.is_floating_point() and tensor.ndim in (4, 5)), None)
@@ -321,6 +322,11 @@ def _to_padded_batch(pictures: list[Tensor], args: tuple[Any, ...], kwargs: dict
     args = tuple(joined if value is pictures else value for value in args)
     kwargs = {name: joined if value is pictures else value for name, value in kwargs.items()}
     return Batch(args, kwargs, joined, len(pictures), (height, width), joined.device, sizes)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Return the tensor in float32, or in its own dtype if that is more precise."""
+    return tensor if tensor.dtype == torch.float32 else tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def detach_input(tensor: Tensor) -> Tensor:

@@ -560,10 +560,10 @@ class TargetLayer:
 def _memory_format(tensor: Tensor) -> torch.memory_format:
     # For a single image, the strides of a view fit several memory formats. For such a tensor, batch norm in evaluation
     # mode may return a gradient with mixed-up channels. So channels last is passed explicitly.
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
-    if channels_last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=channels_last):
+    if tensor.is_contiguous() or tensor.ndim not in (4, 5):
         return torch.preserve_format
-    return channels_last
+    channels_last = torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
+    return channels_last if tensor.is_contiguous(memory_format=channels_last) else torch.preserve_format
 
 
 def _shares_storage(tensor: Tensor, others: Iterable[Tensor]) -> bool:

@@ -45,7 +45,8 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
         else:
-            stack.enter_context(pytorch.GradMode(True))
+            stack.callback(pytorch.set_grad_mode, torch.is_grad_enabled())
+            pytorch.set_grad_mode(True)
         for context in _choose_contexts(modules):
             stack.enter_context(context(modules))
         stack.callback(_save_random_states(modules))

@@ -60,23 +60,6 @@ find_running_node = torch._C._current_autograd_node  # The operation whose deriv
 
 set_grad_mode = torch._C._set_grad_enabled  # Sets the grad mode of this thread.
 
-
-class GradMode:
-    """A context with grad mode on or off. `torch.no_grad` and `torch.enable_grad` take four times as long."""
-
-    __slots__ = ("_before", "_is_on")
-
-    def __init__(self, is_on: bool) -> None:
-        self._is_on = is_on
-
-    def __enter__(self) -> None:
-        self._before = torch.is_grad_enabled()
-        set_grad_mode(self._is_on)
-
-    def __exit__(self, *error: object) -> None:
-        set_grad_mode(self._before)
-
-
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 CALL_ATTRIBUTES = ("_compiled_call_impl", "forward")  # The attributes that hold a module's compiled code.
 HAS_STANCE = hasattr(torch.compiler, "set_stance")  # True since PyTorch 2.6.
@@ -181,9 +164,9 @@ def is_softmax(node: Node | None, axes: int) -> bool:
     return node is not None and node.name() == "SoftmaxBackward0" and node._saved_dim in last  # type: ignore[attr-defined]
 
 
-def may_cast(nodes: Iterable[Node]) -> bool:
-    """Return whether one of these operations may be a cast, or a function written in Python."""
-    return any("Copy" in node.name() or is_python_function(node) for node in nodes)
+def may_cast(node: Node) -> bool:
+    """Return whether an operation may be a cast, or is a function written in Python."""
+    return "Copy" in node.name() or is_python_function(node)
 
 
 def is_python_function(node: Node) -> bool:

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.forward import caller_autocast, has_float16
-from gradcam.cam.grid import at_least_float32
 from gradcam.errors import LayerError, ModelError, join_names
 from gradcam.hooks import pytorch
-from gradcam.hooks.autograd import HALF_PRECISION_SCALES, translate_torch_errors
-from gradcam.hooks.containers import detach_input, find_floating_tensor, replace_tensor, to_batch
+from gradcam.hooks.autograd import HALF_PRECISION_SCALES, TranslatedErrors
+from gradcam.hooks.containers import at_least_float32, detach_input, find_floating_tensor, replace_tensor, to_batch
 from gradcam.hooks.hooks import Hooks, refuse_vmap
 from gradcam.hooks.model_advice import ADVICE_IN_MODEL
 from gradcam.hooks.preserve import preserve_state
@@ -288,7 +287,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
         name: layer for name, layer in model.named_modules() if not layer._modules or [*layer.parameters(recurse=False)]
     }
     observer = GradientObserver(leaf_layers if layers is None else select_layers(model, layers))
-    translated = translate_torch_errors(ADVICE_IN_MODEL)
+    translated = TranslatedErrors(ADVICE_IN_MODEL)
     with preserve_state(model) as modules, torch.enable_grad(), translated, Hooks() as hooks:
         copy = batch.copy(to_leaf)
         observer.attach(hooks)

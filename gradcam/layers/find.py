@@ -44,7 +44,8 @@ def unwrap(model: Any) -> nn.Module:
 
     Raises `ModelError` if the model is not a module with Python code.
     """
-    while isinstance(model, WRAPPERS) or hasattr(model, "_orig_mod"):
+    # `hasattr` of a module without the attribute is slow.
+    while isinstance(model, WRAPPERS) or "_orig_mod" in getattr(model, "_modules", ()):
         model = model.module if isinstance(model, WRAPPERS) else model._orig_mod
     refuse_foreign_models(model)
     if isinstance(model, torch.jit.ScriptModule):

@@ -61,6 +61,8 @@ class Layout:
 
     def to_grid(self, tensor: Tensor) -> Tensor:
         """Return activations, or their gradient, as (N,C,*grid); a view where possible."""
+        if self.kind == "channels first":
+            return tensor
         return self._rows_to_grid(self.to_rows(tensor))
 
     def stack_to_grid(self, stack: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradcam.adapters import find_family
 from gradcam.adapters.base import Candidates, Detections, DetectorAdapter, Family, ModelRun
 from gradcam.errors import TargetError, shorten
-from gradcam.hooks.containers import Batch
+from gradcam.hooks.containers import Batch, at_least_float32
 from gradcam.options import EDGES, argument_error
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Box4, Instance, ScoreExtractor, Target, TargetScores
 from gradcam.targets.object_choice import find_overlaps, is_valid_index, to_label
@@ -343,6 +343,6 @@ def pad_scores(
     scores = torch.stack([torch.stack(column) for column in zip_longest(*values, fillvalue=zero)], 1)
     indices = [[-1 if instance.index is None else instance.index for instance in row] for row in instances]
     indices = [row + [-1] * (scores.shape[1] - len(row)) for row in indices]
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    scores = at_least_float32(scores)
     classes = torch.tensor(indices, dtype=torch.int64, device=scores.device)
     return TargetScores(scores, classes, None, target, instances)

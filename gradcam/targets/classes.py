@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradcam.errors import TargetError, format_fields, shorten, warn
+from gradcam.hooks.containers import at_least_float32
 from gradcam.hooks.pytorch import find_last_operation
 from gradcam.options import ACTIVATIONS, SCORES
 from gradcam.targets.base import ScoreExtractor, Target, TargetScores
@@ -137,8 +138,8 @@ class ClassTarget:
         rivals = self._rivals
         if self.score == "contrast" and rivals is None:
             rivals = choose_rivals(self.against, logits, classes)
-        resolved = copy.copy(self)  # `dataclasses.replace` would check all other fields again.
-        vars(resolved).update(classes=classes, _rivals=rivals)
+        resolved = object.__new__(ClassTarget)  # `dataclasses.replace` would check all other fields again.
+        vars(resolved).update(vars(self), classes=classes, _rivals=rivals)
         return resolved
 
     def find_logits(self, output: Any, images: int) -> Tensor:
@@ -194,7 +195,7 @@ def compute_scores(target: Any, output: Any, images: int) -> TargetScores:
         if scores.ndim not in (1, 2) or len(scores) != images or 0 in scores.shape:
             expected = f"({images},) or ({images}, K): one score, or K scores, per image."
             raise TargetError(f"The target function returned a tensor {tuple(scores.shape)}, expected {expected}")
-        values = scores.reshape(images, -1).to(torch.promote_types(scores.dtype, torch.float32))
+        values = at_least_float32(scores.reshape(images, -1))
         return TargetScores(values, None, None, target)
     target, logits = resolve_logits(to_class_target(target), output, images)
     _warn_of_output(target, output, logits, images, find_last_operation(logits))
@@ -255,6 +256,12 @@ def check_classes(classes: Any, images: int, count: int) -> Tensor:
     if type(classes) is int:
         check_class_range([classes], count)
         return torch.full((images, 1), classes, dtype=torch.int64, device="cpu")
+    is_nested = type(classes) is list and len(classes) == images and set(map(type, classes)) == {list}
+    if is_nested and len(set(map(len, classes))) == 1:
+        flat = list(itertools.chain.from_iterable(classes))
+        if set(map(type, flat)) == {int}:  # the usual form, without conversions
+            check_class_range(flat, count)
+            return torch.from_numpy(np.array(classes, np.int64))
     values = to_integers(classes)
     if values.ndim == 0:
         values = np.full((images, 1), values)
@@ -290,8 +297,6 @@ def to_integers(classes: Any) -> np.ndarray[Any, Any]:
 def _without_tensors(classes: Any) -> Any:
     """Convert tensors and arrays, also in nested sequences, to Python numbers; return None if a value is a bool."""
     if isinstance(classes, (list, tuple)):
-        if all([type(value) is int for value in classes]):
-            return classes
         values = [_without_tensors(value) for value in classes]
         return None if any(value is None or isinstance(value, (bool, np.bool_)) for value in values) else values
     return _without_tensors(classes.tolist()) if isinstance(classes, (Tensor, np.ndarray)) else classes
@@ -385,7 +390,7 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
     if _is_normalised(logits):
         problem = "The output's vectors have norm 1, so they are probably embeddings, not logits"
         raise TargetError(f"{problem}: {NO_CLASSES}")
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return at_least_float32(logits)
 
 
 def to_rivals(against: Any) -> np.ndarray[Any, Any]:

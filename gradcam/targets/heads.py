@@ -50,7 +50,11 @@ def require_class_head(model: nn.Module) -> None:
 def find_output_module(model: nn.Module) -> nn.Module:
     """Return the module that computes the output: the last module of an `nn.Sequential`, or a wrapper's only module."""
     while not isinstance(model, torch.jit.ScriptModule):
-        children = [child for child in model.children() if type(child).__module__ not in PASSIVE_MODULES]
+        children = [
+            child
+            for child in dict.fromkeys(model._modules.values())
+            if child is not None and type(child).__module__ not in PASSIVE_MODULES
+        ]
         if not children or vars(model).get("makes_scores", getattr(type(model), "makes_scores", False)):
             break
         if type(model).forward is not nn.Sequential.forward:

@@ -13,7 +13,7 @@ from gradcam.adapters import find_family
 from gradcam.adapters.base import ModelRun, PoseAdapter, Poses
 from gradcam.adapters.pose import GenericPoseFinder
 from gradcam.errors import TargetError, shorten
-from gradcam.hooks.containers import Batch
+from gradcam.hooks.containers import Batch, at_least_float32
 from gradcam.options import AXES
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Box4, Instance, ScoreExtractor, Target, TargetScores
 from gradcam.targets.boxes import list_numbers, name_image
@@ -151,7 +151,7 @@ class KeypointScoreExtractor(ScoreExtractor):
     def _compute_scores(self, pose: Poses) -> Tensor:
         """Return the scores (P,) of all keypoints."""
         heatmaps = pose.heatmaps[0]
-        heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
+        heatmaps = at_least_float32(heatmaps)
         if self.target.axis is None:
             return heatmaps.flatten(1).amax(1)
         temperature = self.family.temperature if self.target.temperature is None else self.target.temperature

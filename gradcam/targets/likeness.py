@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gradcam.adapters.base import Embedder
 from gradcam.adapters.embedding import TwoTowers, find_embedder
 from gradcam.errors import TargetError, shorten
-from gradcam.hooks.containers import Batch, detach_input, to_batch
+from gradcam.hooks.containers import Batch, at_least_float32, detach_input, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.options import keep_old_names
 from gradcam.targets.base import BoundTarget, Instance, ScoreExtractor, Target, TargetScores
@@ -146,7 +146,7 @@ def to_directions(vectors: Tensor, against: Tensor | None = None) -> tuple[Tenso
 
 def _to_units(vectors: Tensor) -> Tensor:
     vectors = detach_input(vectors)
-    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    vectors = at_least_float32(vectors)
     lengths = torch.linalg.vector_norm(vectors, dim=1)
     if not bool((lengths.isfinite() & (lengths > 0)).all()):
         raise TargetError("An embedding is zero, infinite or NaN, so it has no cosine similarity.")
@@ -187,7 +187,7 @@ class CosineScoreExtractor(ScoreExtractor):
                 f"The model returned {tuple(vectors.shape)} for {images} image(s), expected "
                 f"({images}, {self.directions.shape[1]}), because the embedding of the target has this length."
             )
-        normalised = F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
+        normalised = F.normalize(at_least_float32(vectors), dim=1)
         directions = self.directions.to(normalised)
         values, is_constant = normalised @ directions.T, _is_parallel(normalised, directions)
         instances = [

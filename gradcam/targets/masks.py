@@ -21,7 +21,7 @@ from gradcam.adapters import find_family
 from gradcam.adapters.base import ModelRun, SegmenterAdapter
 from gradcam.adapters.segmentation import GenericSegmenter
 from gradcam.errors import ImageError, TargetError, format_fields, shorten
-from gradcam.hooks.containers import Batch
+from gradcam.hooks.containers import Batch, at_least_float32
 from gradcam.images.opencv import cv2
 from gradcam.images.read import read_image, read_label_mask, to_numpy
 from gradcam.layers.frames import find_frame
@@ -322,7 +322,7 @@ class PixelScoreExtractor(ScoreExtractor):
 
 def to_class_logits(output: Tensor) -> Tensor:
     """Return logits (N,C,h,w), at least float32; a single logit becomes two classes."""
-    logits = output.to(torch.promote_types(output.dtype, torch.float32))
+    logits = at_least_float32(output)
     return to_two_classes(logits, "sigmoid") if logits.shape[1] == 1 else logits
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradcam.adapters.base import CaptionerAdapter, ModelRun
 from gradcam.adapters.tokenizers import UNSPACED_LETTER
 from gradcam.errors import TargetError, shorten
-from gradcam.hooks.containers import Batch
+from gradcam.hooks.containers import Batch, at_least_float32
 from gradcam.hooks.preserve import preserve_state
 from gradcam.options import argument_error, check_choice, check_count
 from gradcam.targets.base import LOCAL_METHOD, BoundTarget, Instance, ScoreExtractor, Target, TargetScores
@@ -351,7 +351,7 @@ def _select(logits: Tensor, tokens: Sequence[int]) -> Tensor:
         raise TargetError(f"There is no token {max(tokens)}: the model has {logits.shape[2]} tokens, from 0.")
     indices = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
     values = logits.gather(2, indices[None, :, None].expand(len(logits), -1, 1))[..., 0]
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    return at_least_float32(values)
 
 
 def _is_phrase(positions: Sequence[Any]) -> bool:

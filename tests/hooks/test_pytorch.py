@@ -129,8 +129,8 @@ def test_functions_written_in_python_are_recognised() -> None:
     assert pytorch.is_python_function(node)
     assert pytorch.get_function_name(node) == "Double"
     assert not pytorch.is_python_function(run(F.relu).grad_fn)
-    assert pytorch.may_cast([run(lambda x: x.half()).grad_fn])
-    assert not pytorch.may_cast([run(F.relu).grad_fn])
+    assert pytorch.may_cast(run(lambda x: x.half()).grad_fn)
+    assert not pytorch.may_cast(run(F.relu).grad_fn)
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,20 @@ from torch.autograd.graph import Node
 
 from gradcam.cam.deferred_checks import read_range
 from gradcam.cam.forward import RecordedPass, has_float16
-from gradcam.cam.grid import ZERO_CAUSES, at_least_float32
+from gradcam.cam.grid import ZERO_CAUSES
 from gradcam.cam.methods import attention_capture as capture
 from gradcam.cam.methods.rerun import reproduces_first_pass, run_again, score_rows
 from gradcam.errors import BlindLayerError, ModelError
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import MAX_GRADIENT_BYTES, find_dependence, jacobian, no_gradient_error
-from gradcam.hooks.containers import find_floating_tensor, list_tensors, map_tensors, replace_tensor, swap_contents
+from gradcam.hooks.containers import (
+    at_least_float32,
+    find_floating_tensor,
+    list_tensors,
+    map_tensors,
+    replace_tensor,
+    swap_contents,
+)
 from gradcam.hooks.hooks import Hooks, TargetLayer, grad_mode_off
 from gradcam.hooks.memory import RerunBudget
 from gradcam.layers.layout import Layout

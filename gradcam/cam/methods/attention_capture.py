@@ -16,12 +16,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from gradcam.cam.forward import RecordedPass, caller_autocast
-from gradcam.cam.grid import at_least_float32
 from gradcam.cam.measure_layout import run_changed
 from gradcam.cam.verify_layout import find_order
 from gradcam.errors import ModelError
 from gradcam.hooks import pytorch
-from gradcam.hooks.containers import Batch, find_floating_tensor, version_of
+from gradcam.hooks.containers import Batch, at_least_float32, find_floating_tensor, version_of
 from gradcam.hooks.hooks import Hooks, is_backward_running
 from gradcam.layers.axes import AxisResolver
 from gradcam.layers.find import LayerRef

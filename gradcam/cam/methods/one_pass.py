@@ -22,7 +22,7 @@ Join = Callable[[Tensor, Tensor], Tensor]
 def add_up(activations: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sum of the channels."""
     if weights.ndim == 3:
-        return (weights @ activations.flatten(2)).reshape(*weights.shape[:2], *activations.shape[2:])
+        return torch.bmm(weights, activations.flatten(2)).reshape(*weights.shape[:2], *activations.shape[2:])
     return (activations[:, None] * weights).sum(2)
 
 

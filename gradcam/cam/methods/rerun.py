@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.forward import RecordedPass
-from gradcam.cam.grid import BlindPatchesError, GridActivations, at_least_float32
+from gradcam.cam.grid import BlindPatchesError, GridActivations
 from gradcam.errors import BlindLayerError, LayerError, TargetError
 from gradcam.hooks import containers, pytorch
+from gradcam.hooks.containers import at_least_float32
 from gradcam.hooks.hooks import Hooks, is_parameter_or_buffer
 from gradcam.hooks.memory import Meter, RerunBudget
 from gradcam.layers.find import LayerRef
