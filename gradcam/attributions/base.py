@@ -17,7 +17,7 @@ from gradcam.cam.dependence_warnings import warn_of_shared_statistics
 from gradcam.cam.forward import caller_autocast, has_float16
 from gradcam.errors import ImageError, ModelError
 from gradcam.hooks import pytorch
-from gradcam.hooks.autograd import jacobian, TranslatedErrors
+from gradcam.hooks.autograd import TranslatedErrors, jacobian
 from gradcam.hooks.containers import Batch, at_least_float32, detach_input, has_rows, map_tensors, take_rows, to_batch
 from gradcam.hooks.model_advice import ADVICE_IN_MODEL
 from gradcam.hooks.preserve import preserve_state

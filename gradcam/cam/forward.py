@@ -229,6 +229,8 @@ def _collect_tensors(
         recorded = recorders[outlet.name].recorded
         for keys, tensor in recorded.items():
             name = outlet.name if len(recorded) == 1 else ":".join((outlet.name, *keys[len(outlet.keys) :]))
-            activations[name], outlet_by_name[name] = tensor, outlet._replace(name=name, keys=keys)
+            activations[name] = tensor
+            is_same = (name, keys) == (outlet.name, outlet.keys)
+            outlet_by_name[name] = outlet if is_same else outlet._replace(name=name, keys=keys)
             names_by_layer.setdefault(outlet.name, []).append(name)
     return activations, outlet_by_name, names_by_layer

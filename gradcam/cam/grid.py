@@ -168,7 +168,11 @@ def list_unverified(
                     raise
                 continue
             module, shape = recorded.outlets[name].module, tuple(activations.shape)
-            if includes_certain or not isinstance(layout, Layout) or is_guess(layout, module, shape, recorded.batch.size):
+            if (
+                includes_certain
+                or not isinstance(layout, Layout)
+                or is_guess(layout, module, shape, recorded.batch.size)
+            ):
                 unverified.append((layer, name, layout))
     return unverified
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,16 +84,17 @@ def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], device:
 
     `options` are those of `to_heatmaps`. The caller's grad mode and autocast have no effect.
     """
-    with contextlib.ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        if is_autocast_enabled(maps.device.type):
-            stack.enter_context(without_autocast(maps.device.type))
-        stack.callback(set_grad_mode, torch.is_grad_enabled())
-        set_grad_mode(False)
+    if torch.is_inference_mode_enabled() or is_autocast_enabled(maps.device.type):
+        with torch.inference_mode(False), without_autocast(maps.device.type):
+            return to_heatmaps_of_sizes(maps, sizes, device, **options)
+    grad_mode = torch.is_grad_enabled()
+    set_grad_mode(False)
+    try:
         if len(set(sizes)) == 1:
             return to_heatmaps(maps, sizes[0], **options).to(device)
         return [to_heatmaps(row, size, **options)[0].to(device) for row, size in zip(maps.split(1), sizes)]
+    finally:
+        set_grad_mode(grad_mode)
 
 
 def resize(

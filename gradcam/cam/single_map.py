@@ -14,7 +14,7 @@ import torch
 
 from gradcam.cam.deferred_checks import read_values
 from gradcam.cam.grid import MIN_GRADIENT, find_grid
-from gradcam.cam.methods.base import GradientMethod, Method, compute_checked
+from gradcam.cam.methods.base import GradientMethod, Method
 from gradcam.cam.rounding import is_clear
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def compute_single_map(recorded: RecordedPass, method: Method, reshape: ReshapeS
     scored, score = recorded.scored, recorded.scored.values
     is_single = score.shape == (1, 1) and len(recorded.activations) == 1 and recorded.batch.pieces is None
     is_plain = isinstance(method, GradientMethod) and method.score is None and not method.assumes_positive
+    is_plain = is_plain and isinstance(method.function, str)  # A user's function may fail, which needs a diagnosis.
     if not (is_single and is_plain) or scored.differentiate is not None or recorded.dtypes != {torch.float32}:
         return None
     ((layer, recorded_tensor),) = recorded.activations.items()
@@ -43,11 +44,10 @@ def compute_single_map(recorded: RecordedPass, method: Method, reshape: ReshapeS
     if gradient is None or gradient.dtype != torch.float32:
         return None
     activations, gradients = layout.to_grid(recorded_tensor.detach()), layout.to_grid(gradient)[:, None]
-    signed_map = compute_checked(method, activations, gradients)
+    signed_map = method.compute(activations, gradients)
     tensors = (recorded_tensor.detach(), gradients, signed_map)
     values = [value for tensor in tensors for value in torch.aminmax(tensor)] + [score.detach()]
-    # On the CPU, joining the values takes longer than reading one by one. On a GPU, each reading waits for the device.
-    *limits, score_value = [value.item() for value in values] if score.is_cpu else read_values(values)
+    *limits, score_value = read_values(values)
     lowest_activation, highest_activation, lowest_gradient, highest_gradient, lowest, highest = limits
     steepest = max(-lowest_gradient, highest_gradient)
     if not all(map(math.isfinite, (*limits, score_value))) or steepest < MIN_GRADIENT:

@@ -143,24 +143,16 @@ def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
     )
 
 
-class PassToken:
-    """An object that stands for a running pass. Sets refer to it weakly, so that it disappears with the pass.
-
-    The passes of a thread are numbered in the order in which they start.
-    """
-
-    number = 0
-
-
 class ThreadState(threading.local):
     """Per-thread state: running passes of this package, and the grad modes saved by open contexts, outermost first.
 
-    `passes` is the number of passes that have started, whether they are still running or not.
+    The passes of a thread are numbered in the order in which they start. `passes` is the number of the last pass that
+    has started, and `running` has the numbers of all passes that have not ended.
     """
 
     def __init__(self) -> None:
         self.passes = 0
-        self.tokens: weakref.WeakSet[PassToken] = weakref.WeakSet()
+        self.running: set[int] = set()
         self.grad_modes: list[list[bool]] = []
 
 
@@ -169,14 +161,13 @@ thread_state = ThreadState()
 
 def in_own_pass() -> bool:
     """Return True if this thread is inside a pass of this package, not inside the user's own forward pass."""
-    return bool(thread_state.tokens)
+    return bool(thread_state.running)
 
 
 def make_inner_pass_check() -> Callable[[], bool]:
     """Return a function that returns whether this thread is inside a pass that has started after this call."""
     passes = thread_state.passes
-    # Compare the number of passes first, because iterating over a weak set is slow.
-    return lambda: thread_state.passes != passes and any(token.number > passes for token in thread_state.tokens)
+    return lambda: max(thread_state.running, default=0) > passes
 
 
 @contextlib.contextmanager

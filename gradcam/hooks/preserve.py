@@ -28,20 +28,20 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from gradcam.hooks import pytorch
 from gradcam.hooks.containers import list_modules
-from gradcam.hooks.hooks import PassToken, thread_state
+from gradcam.hooks.hooks import thread_state
 
 
 @contextlib.contextmanager
 def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
     """Prepare a model for an explanation (evaluation mode, eager, differentiable), and yield its modules, each once."""
     modules = list_modules(model)
-    # Store the tokens of this thread in a variable. If the context is abandoned, the garbage collector may close it in
-    # another thread, in which `thread_state` has other tokens.
-    token, tokens = PassToken(), thread_state.tokens
+    # Store the set of this thread in a variable. If the context is abandoned, the garbage collector may close it in
+    # another thread, in which `thread_state` has another set.
+    running, number = thread_state.running, thread_state.passes + 1
     with contextlib.ExitStack() as stack:
-        stack.callback(tokens.discard, token)
-        token.number = thread_state.passes = thread_state.passes + 1
-        tokens.add(token)
+        stack.callback(running.discard, number)
+        thread_state.passes = number
+        running.add(number)
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
         else:
@@ -74,6 +74,10 @@ MT19937_BYTES = 4 * 625  # The state has 624 words, and the position of the next
 
 # The lock is reentrant, because the garbage collector may end an abandoned context in the thread that holds the lock.
 _lock = threading.RLock()
+
+
+class PassToken:
+    """An object that stands for a running pass. Sets refer to it weakly, so that it disappears with the pass."""
 
 
 # Maps each module or mode to its saved value and to the passes that need the change. The last pass to end restores the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Sequence
@@ -184,6 +185,7 @@ def _list_channels(module: nn.Module | None) -> list[Any]:
     return [getattr(part, name, None) for part in parts for name in ("out_channels", "num_features", "num_channels")]
 
 
+@functools.lru_cache(maxsize=256)
 def has_aspect(grid: Lengths, size: Lengths) -> bool:
     """Return whether a single stride turns `size` into this grid, rounded up or down.
 

@@ -261,6 +261,8 @@ def check_classes(classes: Any, images: int, count: int) -> Tensor:
         flat = list(itertools.chain.from_iterable(classes))
         if set(map(type, flat)) == {int}:  # the usual form, without conversions
             check_class_range(flat, count)
+            if len(set(flat)) == 1:
+                return torch.full((images, len(classes[0])), flat[0], dtype=torch.int64, device="cpu")
             return torch.from_numpy(np.array(classes, np.int64))
     values = to_integers(classes)
     if values.ndim == 0:

@@ -80,7 +80,10 @@ def is_headless(model: nn.Module) -> bool:
         with contextlib.suppress(AttributeError, TypeError):
             heads = [head for head in [model.get_classifier()] if isinstance(head, nn.Module)]  # type: ignore[operator]
     has_matrix = any(x is not None and x.ndim == 2 and len(x) > 1 for x in model._parameters.values())
-    is_empty = all(isinstance(part, (nn.Identity, nn.Sequential)) for head in heads for part in head.modules())
+    kinds = (nn.Identity, nn.Sequential)
+    is_empty = all(
+        isinstance(head, kinds) and all(isinstance(part, kinds) for part in head.modules()) for head in heads
+    )
     return bool(heads) and is_empty and not has_matrix
 
 
