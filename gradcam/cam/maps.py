@@ -85,7 +85,8 @@ def compute_maps(
             single_map = compute_single_map(recorded, methods[0], reshape)
             if single_map is not None:
                 scores = recorded.scored.values.detach()
-                return {(*recorded.names_by_layer, methods[0].name): Maps([single_map], scores)}
+                (layer,) = recorded.names_by_layer
+                return {(layer, methods[0].name): Maps([single_map], scores)}
         sites_by_layer = choose_activations(recorded, reshape, join)
         try:
             return _compute_maps(recorded, sites_by_layer, methods, reruns)

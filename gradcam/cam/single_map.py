@@ -16,6 +16,7 @@ from gradcam.cam.deferred_checks import read_values
 from gradcam.cam.grid import MIN_GRADIENT, find_grid
 from gradcam.cam.methods.base import GradientMethod, Method
 from gradcam.cam.rounding import is_clear
+from gradcam.hooks.pytorch import differentiate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +41,7 @@ def compute_single_map(recorded: RecordedPass, method: Method, reshape: ReshapeS
     if recorded.has_float16:
         return None
     layout = find_grid(layer, recorded_tensor, recorded, reshape)
-    (gradient,) = torch.autograd.grad(score, recorded_tensor, retain_graph=True, allow_unused=True)
+    (gradient,) = differentiate(score, [recorded_tensor])
     if gradient is None or gradient.dtype != torch.float32:
         return None
     activations, gradients = layout.to_grid(recorded_tensor.detach()), layout.to_grid(gradient)[:, None]

@@ -27,7 +27,7 @@ def list_modules(model: nn.Module) -> list[nn.Module]:
     modules, level = dict[nn.Module, None](), [model]
     while level:
         modules.update(dict.fromkeys(level))
-        children = [child for module in level for child in module._modules.values() if child is not None]
+        children = [x for module in level if module._modules for x in module._modules.values() if x is not None]
         level = [child for child in children if child not in modules]
     return list(modules)
 

@@ -322,6 +322,14 @@ def differentiate_edges(score: Tensor, edges: Sequence[GradientEdge]) -> tuple[T
     """
     if VERSION >= (2, 5):
         return torch.autograd.grad([find_edge(score)], edges, retain_graph=True, allow_unused=True)
-    options: Any = {"keep_graph": True, "create_graph": False, "inputs": tuple(edges), "allow_unreachable": True}
+    return differentiate(score, edges)
+
+
+def differentiate(score: Tensor, inputs: Sequence[Tensor | GradientEdge]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a score with one value, and keep the graph.
+
+    Unlike `torch.autograd.grad`, this function calls the autograd engine directly, which takes 30 us less.
+    """
+    options: Any = {"keep_graph": True, "create_graph": False, "inputs": tuple(inputs), "allow_unreachable": True}
     run: Any = torch.autograd.Variable._execution_engine.run_backward
     return run((score,), (torch.ones_like(score),), **options, accumulate_grad=False)
