@@ -247,7 +247,7 @@ class Batch:
         """Return the batch with copied arguments for another run, because a model may change arguments in place."""
         new = change(self.pictures) if pictures is None else pictures
         if len(self.args) == 1 and self.args[0] is self.pictures and not self.kwargs:
-            return replace(self, args=(new,), kwargs={}, pictures=new)
+            return Batch((new,), {}, new, self.images, self.size, self.device, self.listed, self.windows, self.pieces)
         args, kwargs = map_tensors((self.args, self.kwargs), lambda x: new if x is self.pictures else change(x))
         return replace(self, args=args, kwargs=kwargs, pictures=new)
 
