@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,12 +95,18 @@ class RecordedPass:
     @property
     def _epsilon(self) -> float:
         dtypes = {self.batch.pictures.dtype, self.autocast or torch.float64, *self.dtypes}
-        return max(torch.finfo(dtype).eps for dtype in dtypes)
+        return max(map(_find_epsilon, dtypes))
 
     @cached_property
     def dtypes(self) -> set[torch.dtype]:
         """Return the floating-point dtypes of the activations and of the output."""
-        return {tensor.dtype for tensor in list_tensors((self.activations, self.output)) if tensor.is_floating_point()}
+        tensors = [*self.activations.values(), *list_tensors(self.output)]
+        return {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+
+
+@lru_cache(maxsize=8)
+def _find_epsilon(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
 
 def has_float16(values: Any, modules: Sequence[nn.Module]) -> bool:

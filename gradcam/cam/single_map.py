@@ -44,7 +44,7 @@ def compute_single_map(recorded: RecordedPass, method: Method, reshape: ReshapeS
     (gradient,) = differentiate(score, [recorded_tensor])
     if gradient is None or gradient.dtype != torch.float32:
         return None
-    activations, gradients = layout.to_grid(recorded_tensor.detach()), layout.to_grid(gradient)[:, None]
+    activations, gradients = layout.to_grid(recorded_tensor.detach()), layout.to_grid(gradient).unsqueeze(1)
     signed_map = method.compute(activations, gradients)
     tensors = (recorded_tensor.detach(), gradients, signed_map)
     values = [value for tensor in tensors for value in torch.aminmax(tensor)] + [score.detach()]

@@ -70,7 +70,8 @@ def _choose_contexts(modules: Sequence[nn.Module]) -> Iterator[Callable[[Sequenc
         yield eager_mode
 
 
-MT19937_BYTES = 4 * 625  # The state has 624 words, and the position of the next word.
+MT19937_WORD_BYTES = 4 * 624  # The state has 624 words, and the position of the next word.
+WORD_BYTES = 4 * 8  # The size of the first words that are compared.
 
 # The lock is reentrant, because the garbage collector may end an abandoned context in the thread that holds the lock.
 _lock = threading.RLock()
@@ -258,28 +259,32 @@ def _save_random_states(modules: Sequence[nn.Module]) -> Callable[[], None]:
     return restore
 
 
-# The memory of Python's and NumPy's generators, and the states that belong to it. Reading the states takes as long as
-# several layers of a small network. If the memory did not change, the last states are therefore reused.
+# The positions and first words of Python's and NumPy's generators, and the states that belong to them. Reading the states
+# takes as long as several layers of a small network. If position and words did not change, the last states are therefore
+# reused.
 _last_states: list[tuple[Any, ...]] = [(None,)]
 
 
 def _read_words() -> tuple[Any, Any]:
-    """Return the memory of Python's and of NumPy's global generator.
+    """Return the position and the first words of Python's and of NumPy's global generator, and cached normal samples.
 
-    Another bit generator than MT19937 has no known memory. Its state counts as changed.
+    Each sample moves the position, and after the last position, all words change. Another bit generator than MT19937 has
+    no known memory. Its state counts as changed.
     """
     python: Any = random.getstate.__self__  # type: ignore[attr-defined]
-    bits = np.random.get_bit_generator()  # type: ignore[attr-defined] # NumPy's stubs omit it
-    python_view, *numpy_views = _view_memory(python, np.random.get_state.__self__, bits)  # type: ignore[attr-defined]
+    numpy: Any = np.random.get_state.__self__  # type: ignore[attr-defined]
+    python_view, *numpy_views = _view_memory(python, numpy, numpy._bit_generator)
     numpy_words = [view.tobytes() for view in numpy_views] or object()
     return (python_view.tobytes(), python.gauss_next), numpy_words
 
 
 @functools.lru_cache(maxsize=1)
 def _view_memory(python: Any, numpy: Any, bits: Any) -> list[memoryview]:
-    """Return views of the words of Python's generator and, if they are MT19937 words, of NumPy's."""
+    """Return views of the position and first words of Python's generator and, if it is an MT19937, of NumPy's."""
     head = object.__basicsize__
-    places = [(id(python) + head, random.Random.__mro__[1].__basicsize__ - head)]
-    if isinstance(bits, np.random.MT19937):  # The second object holds the cached normal sample.
-        places += [(bits.ctypes.state_address, MT19937_BYTES), (id(numpy) + head, type(numpy).__basicsize__ - head)]
+    places = [(id(python) + head, 4 + WORD_BYTES)]  # Python stores the position before the words.
+    if isinstance(bits, np.random.MT19937):  # The last object holds the cached normal sample.
+        words = bits.ctypes.state_address
+        places += [(words, WORD_BYTES), (words + MT19937_WORD_BYTES, 4)]
+        places += [(id(numpy) + head, type(numpy).__basicsize__ - head)]
     return [memoryview((ctypes.c_char * size).from_address(address)) for address, size in places]

@@ -50,20 +50,18 @@ def require_class_head(model: nn.Module) -> None:
 def find_output_module(model: nn.Module) -> nn.Module:
     """Return the module that computes the output: the last module of an `nn.Sequential`, or a wrapper's only module."""
     while not isinstance(model, torch.jit.ScriptModule):
-        children = [
-            child
-            for child in dict.fromkeys(model._modules.values())
-            if child is not None and type(child).__module__ not in PASSIVE_MODULES
-        ]
-        if not children or vars(model).get("makes_scores", getattr(type(model), "makes_scores", False)):
+        modules = (child for child in dict.fromkeys(reversed(model._modules.values())) if child is not None)
+        children = (child for child in modules if type(child).__module__ not in PASSIVE_MODULES)
+        last = next(children, None)
+        if last is None or vars(model).get("makes_scores", getattr(type(model), "makes_scores", False)):
             break
         if type(model).forward is not nn.Sequential.forward:
             # A wrapper that has tensors itself may compute scores by comparing an embedding with these tensors.
-            if len(children) > 1 or model._parameters or model._buffers:
+            if next(children, None) is not None or model._parameters or model._buffers:
                 break
             if any(isinstance(value, Tensor) for value in vars(model).values()):
                 break
-        model = children[-1]
+        model = last
     return model
 
 
