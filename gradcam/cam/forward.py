@@ -76,7 +76,7 @@ class RecordedPass:
         starts = set(map(id, self.activations.values()))
         has_start_leaves = all(tensor.is_leaf for tensor in self.activations.values())
         nodes = autograd.list_graph_nodes(self.scored.values) if has_start_leaves else self.tail.nodes
-        casts = [node for node in nodes if pytorch.may_cast(node) and not autograd.copies_leaf(node, starts)]
+        casts = [node for node in nodes if pytorch.may_cast(node) and not pytorch.copies_leaf(node, starts)]
         return bool(casts) and _has_float16_weights(self.modules)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,12 +152,6 @@ def list_ancestor_nodes(node: Node) -> list[Node]:
                 visited.add(parent)
                 nodes.append(parent)
     return nodes[1:]
-
-
-def copies_leaf(node: Node, leaves: Container[int]) -> bool:
-    """Return whether an operation copies one of these leaves, given by their ids."""
-    parents = [parent for parent, _ in node.next_functions if parent is not None]
-    return pytorch.is_copy(node) and all(id(getattr(parent, "variable", None)) in leaves for parent in parents)
 
 
 def get_edge(tensor: Tensor) -> Edge | None:

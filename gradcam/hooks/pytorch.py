@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -167,6 +167,12 @@ def is_softmax(node: Node | None, axes: int) -> bool:
 def may_cast(node: Node) -> bool:
     """Return whether an operation may be a cast, or is a function written in Python."""
     return "Copy" in node.name() or is_python_function(node)
+
+
+def copies_leaf(node: Node, leaves: Container[int]) -> bool:
+    """Return whether an operation copies one of these leaves, given by their ids."""
+    parents = [parent for parent, _ in node.next_functions if parent is not None]
+    return is_copy(node) and all(id(getattr(parent, "variable", None)) in leaves for parent in parents)
 
 
 def is_python_function(node: Node) -> bool:
