@@ -31,8 +31,8 @@ SCORES = ("logit", "probability", "contrast")
 # Maps each value of the option `precision` to the PyTorch dtype in which the model computes.
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
-# The layouts of a layer's output. In this order, they are (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
-LAYOUTS = ("channels first", "channels last", "tokens", "tokens first")
+# The layouts of a layer's output, each with its axes: N images, C or D channels, and T tokens.
+LAYOUTS = {"channels first": "(N,C,h,w)", "channels last": "(N,h,w,C)", "tokens": "(N,T,D)", "tokens first": "(T,N,D)"}
 
 # The functions that convert logits to probabilities. "auto" is sigmoid for a single logit, and otherwise softmax.
 # "none" and "applied" leave the model's outputs unchanged. "none" is for regression values, and for outputs that are
@@ -106,8 +106,8 @@ BASES: dict[str, dict[str, Any]] = {
 }
 # How the opacity depends on the value of the heatmap.
 BLENDS = {
-    "grow": "the opacity rises up to the maximum",
-    "fade": "the opacity rises up to half the maximum",
+    "grow": "the opacity rises up to the heatmap's maximum",
+    "fade": "the opacity is already largest at half of the maximum",
     "uniform": "the opacity is the same everywhere",
 }
 

@@ -25,7 +25,7 @@ EXAMPLES = {
     "ui": (
         "gradcam ui  # open an empty page in the browser",
         "gradcam ui photos/ --model resnet50  # list the images of a folder, use another model",
-        "gradcam ui --host 0.0.0.0 --no-browser  # let other machines connect if they have the token",
+        "gradcam ui --host 0.0.0.0 --no-browser  # let other machines connect if they know the printed token",
     ),
     "batch": (
         "gradcam batch photos/ -o explained/ --report  # a folder, with a gallery",

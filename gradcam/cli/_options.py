@@ -288,8 +288,8 @@ _MODEL = (
     choice("--precision", allowed.PRECISIONS, "Floating-point precision of the model."),
     option(
         "--reshape GRID|LAYOUT",
-        "Layout of the layer's output, if it is not detected. Give the grid of the tokens, such as 14x14, or one of: "
-        f"{', '.join(allowed.LAYOUTS)}.",
+        "Layout of the layer's output, if it is not detected. Give the grid of the tokens, such as 14x14, or the order of "
+        f"the axes: {', '.join(map(' '.join, allowed.LAYOUTS.items()))}.",
         parse.to_layout,
     ),
 )
@@ -304,7 +304,7 @@ _FIT = (
     choice(
         "--predictions",
         allowed.PREDICTIONS,
-        "Input for the predictions: the model's default crop (own), or the same view as the explanation (seen).",
+        "Part of the image for the predictions: the model's default crop (own), or the part that is explained (seen).",
     ),
 )
 _TARGET = (
@@ -322,9 +322,9 @@ _TARGET = (
     ),
     score,
     against(
-        "Contrast the class of --class with this class (needs --score contrast), the sentence of --text with this sentence, "
-        "or the word of --word with this word. Classes and sentences may be repeated. Without --word, the first token of "
-        "the answer is explained.",
+        "Alternative to contrast the target with: a class (needs --score contrast), a sentence (for --text), or a word "
+        "(for --prompt). Classes and sentences may be repeated. If you give a word without --word, the first token of the "
+        "answer is explained.",
         "NAME|SENTENCE",
     ),
     choice("--evidence", EVIDENCE, "Show evidence for the class (positive), against it (negative), or both (signed)."),
@@ -541,8 +541,8 @@ model_without_name = combine(*_MODEL[1:])  # without --model, for commands in wh
 # image is evaluated at a time.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS, _WITH))
 _AGAINST = (
-    "Contrast the sentence of --text with this sentence (may be repeated), or the word of --word with this word. Without "
-    "--word, the first token of the answer is explained."
+    "Alternative to contrast the target with: a sentence (for --text; may be repeated) or a word (for --prompt). If you "
+    "give a word without --word, the first token of the answer is explained."
 )
 other_targets = combine(*_EVALUATED_TARGETS, against(_AGAINST, "SENTENCE"))
 save = combine(

@@ -162,7 +162,7 @@ def _to_card(cluster: EvidenceCluster, suffix: str = "") -> Card:
         ("Rarity of appearance", f"{cluster.apart:.2f}"),
         ("Purity", f"{cluster.purity:.2f}"),
         ("Images", f"{len(cluster.members)} of {cluster.image_count}"),
-        ("Same place in other classes", f"{cluster.elsewhere} of {cluster.other_image_count}"),
+        ("As much evidence there in other classes", f"{cluster.elsewhere} of {cluster.other_image_count}"),
     ]
     badge = f"{cluster.where}{', not clustered' if cluster.is_rest else suffix}"
     return Card(cluster.class_name, badge, facts, cluster.draw())

@@ -125,12 +125,12 @@ def check_command(
 
     Only one target is tested per image: the first of several boxes, words, keypoints or sentences. By default, this is
     the highest-scoring box, the first word of the answer, or keypoint 0. A box is compared with other boxes instead of
-    other classes, and a word with other words of the answer. If the image makes a word less than 1.5 times as probable
-    as a blank image does, the verdict is undecided.
+    other classes, and a word with other words of the answer. If a word is less than 1.5 times as probable with the
+    image as with a blank image, the verdict is undecided.
 
-    With 6 or more images, a verdict over all images follows. It reports the bugs that repeat over the images: displaced
-    or mirrored heatmaps, a wrong class index, a wrong colour order. The heatmaps of your own function (--method
-    FILE.py:NAME) are compared with gradcam's heatmaps at the same layer.
+    With 6 or more images, a verdict over all images follows. It reports systematic bugs: displaced or mirrored
+    heatmaps, a wrong class index, a wrong colour order. The heatmaps of your own function (--method FILE.py:NAME) are
+    compared with gradcam's heatmaps at the same layer.
 
     Without --fail-on, the exit status is 0 if every image could be tested, whatever the verdict. With --json, the key
     "outcome" holds the verdict. The verdict over all images is one more record, with the key "folder".

@@ -85,7 +85,7 @@ def _split_arguments(words: tuple[str, ...], params: dict[str, Any]) -> tuple[tu
     "--fail-if CONDITION",
     "Exit with status 1 if the condition is met; may be repeated. 'correlation<0.9' is met if the correlation of any "
     "image is below 0.9. "
-    f"'mean agree<1' tests the mean of all images. Names: {', '.join(CONDITION_NAMES)}.",
+    f"'mean agree<1' tests the mean of all images. Names: {'; '.join(map(': '.join, CONDITION_NAMES.items()))}.",
     parse_condition,
     name="conditions",
     multiple=True,

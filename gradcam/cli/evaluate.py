@@ -74,8 +74,8 @@ MAX_LISTED_METHODS = 3  # number of methods in the last printed line
 @options.names_option(
     "--metric NAME[,NAME]",
     f"Metric or group of metrics; may be repeated. Metrics: {', '.join([*METRICS, *list_entry_points('metrics')])}, or "
-    f"FILE.py:NAME. Groups: {', '.join(GROUPS)}, all.  [default: all groups except soundness; "
-    "without --annotations, also except 'annotations']",
+    f"FILE.py:NAME. Groups: {', '.join(GROUPS)}, all.  [default: perturbation, grid "
+    "and summary; with --annotations, also annotations]",
     name="metrics",
     find=list,
     completions=[*METRICS, *list_entry_points("metrics"), *GROUPS, "all"],

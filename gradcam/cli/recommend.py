@@ -102,12 +102,12 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
     is how often a pixel in the image of the explained class has a higher value than a pixel in the other three images.
     By chance, "order" is 0.5.
 
-    Where is the object? "ROAD" is high if removing the most relevant pixels lowers the probability much
-    more than removing the least relevant pixels. With --annotations, "order" on the annotated objects is used
-    instead of "ROAD".
+    Where is the object? "ROAD" is high if removing the most relevant pixels lowers the probability much more than
+    removing the least relevant pixels. With --annotations, "on objects" replaces "ROAD". "on objects" is how often a
+    pixel on the annotated object has a higher value than a pixel outside the object.
 
-    A combination other than the default is recommended only if it is significantly better on 8 images or more, after
-    correction for all combinations. "mass", the share of the heatmap in the class's image, is not used, because
+    A combination of method, score and layer replaces the default only if it is significantly better on 8 images or
+    more, after correction for all combinations. "mass", the share of the heatmap in the class's image, is not used, because
     sharpening a heatmap raises this share. Unreadable images are reported and left out, and the exit status is 1.
     """
     output = OutputMode(as_json, quiet)

@@ -64,9 +64,9 @@ def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **para
     """Compare methods: draw a panel with a column per method, and a row per layer and class.
 
     Single-pass methods share one pass of the model. Without --method, common methods are compared. Panels are called
-    <image>-compare.png. For negative or signed evidence, the name also contains this word. Without --layer, methods
-    that assume non-negative activations may use a different layer than other methods. Each heading shows the layer of
-    its column.
+    <image>-compare.png. With --evidence negative or signed, the name also contains "negative" or "signed". Without
+    --layer, methods that assume non-negative activations may use a different layer than other methods. Each heading
+    shows the layer of its column.
     """
     for method in params["methods"]:
         if isinstance(method, AttributionMethod) or not method.has_layer:

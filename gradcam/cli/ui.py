@@ -48,7 +48,7 @@ def _to_host_name(text: str) -> str:
 @options.option("--port N", "Port of the page. 0: any free port.", options.integer(0, 65535), default=DEFAULT_PORT)
 @options.option(
     "--host ADDRESS",
-    "Network address. With an address other than 127.0.0.1, other machines can connect if they have the token.",
+    "Network address. With an address other than 127.0.0.1, other machines can connect if they know the printed token.",
     default=LOCALHOST,
 )
 @options.option(

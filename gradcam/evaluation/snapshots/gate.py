@@ -11,13 +11,13 @@ from gradcam.errors import GradcamError, escape_controls, format_fields, shorten
 
 MIN_ALIKE_CORRELATION = 0.9  # smallest rank correlation at which two heatmaps count as alike
 
-# The names that conditions can use, with descriptions for the docs and for error messages.
+# The names that conditions can use, with descriptions for the help.
 CONDITION_NAMES = {
     "agree": "1 if the predictions agree, 0 if they do not",
     "correlation": "the rank correlation of the heatmaps, -1 to 1",
     "overlap": "the overlap of the top 30 % of the pixels, 0 to 1",
-    "moved": "how far the centre of mass moved, as a share of the diagonal, 0 to 1",
-    "drop": "by how much the probability of the old model's class drops in the new model, -1 to 1",
+    "moved": "the distance between the centres of mass, as a share of the diagonal, 0 to 1",
+    "drop": "how much the probability of OLD's class falls in NEW, -1 to 1",
 }
 NUMBER_PATTERN = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 CONDITION_PATTERN = re.compile(rf"\s*(mean\s+)?({'|'.join(CONDITION_NAMES)})\s*([<>])\s*({NUMBER_PATTERN})\s*")
