@@ -133,7 +133,7 @@ def _in_order(path: str | os.PathLike[str], pairs: Sequence[tuple[str, Any]]) ->
     by_index = dict(pairs)
     for index in range(len(pairs)):
         if str(index) not in by_index:
-            raise ModelError(f"{path}: has {len(pairs)} labels, but none for class {index}.")
+            raise ModelError(f"{path}: there are {len(pairs)} labels, but none for class {index}.")
     return [by_index[str(index)] for index in range(len(pairs))]
 
 

@@ -53,9 +53,9 @@ def _list_classes(entries: Sequence[Explained], files: ReportFolder) -> list[str
     """Return the names of the classes, in the order of their indices."""
     sources = dict.fromkeys(f"{entry.method} at {entry.layer}" for entry in entries)
     if len(sources) != 1:  # Boxes of several methods would be duplicate annotations.
-        boxes = f"boxes by {' and by '.join(sources)}" if sources else "no boxes"
+        boxes = f"the boxes are by {' and by '.join(sources)}" if sources else "there are no boxes"
         expected = "expected a run of `gradcam batch` with --save boxes, one --method and one --layer"
-        raise OutputError(f"{files.reader.show()}: has {boxes}, {expected}")
+        raise OutputError(f"{files.reader.show()}: {boxes}, {expected}")
     pairs = sorted({(np.inf if entry.index is None else entry.index, _name(entry)) for entry in entries})
     return list(dict.fromkeys(name for _, name in pairs))
 

@@ -96,8 +96,8 @@ class InputCollector:
             # number with every image would take much memory.
             requests = ((origin, row) for origin in self._sources for row in origin.entries if row.wanted is not None)
             first, row = next(request for request in requests if self._resolve(request[1].path) == location)
-            problem = f"gives the class '{entry.wanted}' for {entry.path}"
-            conflict = f"{first.list_name}, line {row.line}, gives '{earlier.wanted}'"
+            problem = f"the class of {entry.path} is '{entry.wanted}'"
+            conflict = f"'{earlier.wanted}' in {first.list_name}, line {row.line}"
             place = f"{source.list_name}, line {entry.line}"
             raise InputError(f"{place}: {problem}, but {conflict}; list each image with one class")
 

@@ -150,7 +150,7 @@ def _to_entries(rows: Iterator[Row], base: str, source: str) -> Iterator[ListEnt
         if path.strip():
             yield ListEntry(_look_up(path, base), sys.intern(class_name) or None, line)
         elif class_name:
-            problem = f"gives the class '{class_name}' without an image"
+            problem = f"the class '{class_name}' has no image"
             raise InputError(f"{source}, line {line}: {problem}; add the path of the image")
 
 

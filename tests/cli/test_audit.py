@@ -61,7 +61,7 @@ def test_json_equals_python_and_a_table_gives_the_classes(audit: Command, marked
     rows = [f"fruit/{item}/{number:02}.png,{item}" for item in CLASSES for number in range(40)]
     (folder / "labels.csv").write_text("\n".join(["image,class", *rows[:-1]]))
     outcome = audit("fruit/", "--labels", "labels.csv", "--json", "--output", "found/")
-    outcome.check_error(1, "lime/39.png: has no label in labels.csv")
+    outcome.check_error(1, "lime/39.png: there is no label in labels.csv")
     record = json.loads(outcome.out)
     assert (record["kind"], record["source"], record["sheet"]) == ("gradcam audit", "labels.csv", "found/audit.png")
     assert set(record["clusters"][0]["members"]) == set(marked)

@@ -134,10 +134,11 @@ def test_pictures_are_found_by_longer_and_shorter_paths(tmp_path: Path) -> None:
         ("a.jpg,1,2,,4,", "2: the box is '1', '2', '', '4', expected four"), ("a.jpg,1,2,inf,4,", "is empty"),
         ("a.jpg,1,2,3,4,\na.jpg,1,2,3,4,dog", "line 3: No class is called 'dog'; the model has 4 classes"),
         ("a.jpg,1,2,3,four,", "line 2: the box is .*, expected four"), ("a.jpg,1,2,3,4,4", "line 2: Class 4 does not"),
-        ("a.jpg,1,2,3,4,1\n\na.jpg,1.0,2,3,4,tiger cat", "line 4: duplicates line 2"),
-        ("a.jpg,1,2,3,4", "line 2: has 5 columns, but the header has 6"), ("a.jpg,1,2,3,4,,,", "line 2: has 8 columns"),
+        ("a.jpg,1,2,3,4,1\n\na.jpg,1.0,2,3,4,tiger cat", "line 4: line 2 already has the same object"),
+        ("a.jpg,1,2,3,4", "line 2: this line has 5 columns, but the header has 6"),
+        ("a.jpg,1,2,3,4,,,", "line 2: this line has 8 columns"),
         (",1,2,3,4,", "line 2: the image name is empty"), ('"a.jpg,1,2,3,4,', "cannot be read as a table"),
-        ("", "has no boxes below its header"),
+        ("", "there are no boxes below the header"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_row_is_said_with_its_line(tmp_path: Path, rows: str, message: str) -> None:
@@ -158,7 +159,7 @@ def test_what_is_wrong_with_a_row_is_said_with_its_line(tmp_path: Path, rows: st
 )  # fmt: skip
 def test_a_header_that_does_not_say_where_the_boxes_are(tmp_path: Path, header: str) -> None:
     with pytest.raises(
-        InputError, match=r"line 1: has the columns .*, expected one column for the image .file, filename"
+        InputError, match=r"line 1: the columns are .*, expected one column for the image .file, filename"
     ):
         read(write(tmp_path, header + "\na.jpg,1,2,3,4,5,6,7,8\n"))
 
@@ -348,10 +349,10 @@ def test_masks_below_folders_and_those_of_other_pictures(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a.png": (10, 20)}, r"a.png: has 20 x 10 pixels, but the upright image has 100 x 50. Give"),
-        ({"a.png": (50, 100), "a.bmp": (50, 100)}, r"a.png: is a second mask of 'a.jpg', beside .*a.bmp"),
-        ({"d.png": (50, 100)}, "has 1 masks, but none has the name of one of the 3 images, such as 'a.jpg'"),
-        ({}, "has 0 masks"),
+        ({"a.png": (10, 20)}, r"a.png: the annotation is for 20 x 10 pixels, but the upright image has 100 x 50. Give"),
+        ({"a.png": (50, 100), "a.bmp": (50, 100)}, r"a.png: .*a.bmp is also a mask of 'a.jpg'"),
+        ({"d.png": (50, 100)}, "there are 1 masks, but none has the name of one of the 3 images, such as 'a.jpg'"),
+        ({}, "there are 0 masks"),
     ],
 )
 def test_masks_that_do_not_fit(tmp_path: Path, files: dict[str, tuple[int, int]], message: str) -> None:
@@ -364,7 +365,7 @@ def test_masks_that_do_not_fit(tmp_path: Path, files: dict[str, tuple[int, int]]
 @pytest.mark.parametrize(("height", "width"), [(40, 100), (50, 80)])
 def test_masks_smaller_than_the_models_region_are_reported(tmp_path: Path, height: int, width: int) -> None:
     save_mask(tmp_path / "a.png", np.ones((height, width), dtype=np.uint8), False)
-    message = f"has {width} x {height} pixels, but the model sees 100 x 50 pixels from 0, 0"
+    message = f"for {width} x {height} pixels, but the model sees pixels up to x = 100 and y = 50"
     with pytest.raises(InputError, match=message):
         read(tmp_path).truth("a.jpg", FULL_REGION, SIZE)
 
@@ -403,8 +404,8 @@ def test_masks_that_hold_no_numbers(tmp_path: Path, image: Image.Image | None, n
         ("value,class\n0,tench\n", "line 2: the value is '0', expected an integer above 0"),
         ("value,class\n1,tench\n1,espresso\n", "line 3: the value is '1'"),
         ("value,class\none,tench\n", "line 2: the value is 'one'"),
-        ("number,name\n1,tench\n", "line 1: has the columns .*, expected 'value' and 'class'"),
-        ("value,class\n1,tench\n", "a.png: contains the value 3, which has no class in classes.csv"),
+        ("number,name\n1,tench\n", "line 1: the columns are .*, expected 'value' and 'class'"),
+        ("value,class\n1,tench\n", "a.png: the value 3 has no class in classes.csv"),
     ],
 )
 def test_what_is_wrong_with_the_classes_of_masks(tmp_path: Path, table: str, message: str) -> None:
@@ -524,8 +525,8 @@ def test_packed_runs_are_those_of_pycocotools(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"image_id": 6}, "annotation 11: has the image id 6, which is not in this file"),
-        ({"category_id": None}, "annotation 11: has the category id None, which"),
+        ({"image_id": 6}, "annotation 11: its image_id is 6, but no image in this file has this id"),
+        ({"category_id": None}, "annotation 11: its category_id is None, but no category"),
         ({"segmentation": None, "bbox": [1, 2, 0, 4]}, "annotation 11: the box from left 1, top 2 to right 1,"),
         ({"segmentation": None, "bbox": [1, 2, 3]}, r"annotation 11: its bbox is \[1, 2, 3\], expected left, top"),
         ({"segmentation": None, "bbox": None}, "annotation 11: its bbox is None"),
@@ -557,24 +558,24 @@ def test_duplicate_or_missing_parts_of_a_coco_file(tmp_path: Path) -> None:
     for key in ("images", "annotations", "categories"):
         content = coco()
         content[key] = content[key] * 2
-        with pytest.raises(InputError, match=f"two of its {key} have the id"):
+        with pytest.raises(InputError, match=f"two entries of {key!r} have the id"):
             read_coco(tmp_path, content)
         content[key] = [{}]
-        with pytest.raises(InputError, match=f"entry 0 of its {key} has no id"):
+        with pytest.raises(InputError, match=f"entry 0 of {key!r} has no id"):
             read_coco(tmp_path, content)
         del content[key]
         with pytest.raises(InputError, match="is not a COCO instances file"):
             read_coco(tmp_path, content)
     content = coco()
     content["images"].append({"id": 6, "file_name": "a.jpg"})
-    with pytest.raises(InputError, match="image 6: duplicates image 5, 'a.jpg'"):
+    with pytest.raises(InputError, match="image 6: image 5 already has the file 'a.jpg'"):
         read_coco(tmp_path, content)
     content["images"][1] = {"id": 6}
-    with pytest.raises(InputError, match="image 6: has no file_name"):
+    with pytest.raises(InputError, match="image 6: there is no file_name"):
         read_coco(tmp_path, content)
     content = coco()
     del content["images"][0]["width"]
-    with pytest.raises(InputError, match="annotation 11: has polygons, but its image has no height and width"):
+    with pytest.raises(InputError, match="annotation 11: polygons need the height and width of their image"):
         read_coco(tmp_path, content)
     with pytest.raises(InputError, match="is not JSON"):
         read(write(tmp_path, "{", "instances.json"))
@@ -582,7 +583,9 @@ def test_duplicate_or_missing_parts_of_a_coco_file(tmp_path: Path) -> None:
 
 def test_a_coco_file_of_pictures_of_another_size(tmp_path: Path) -> None:
     annotations = read_coco(tmp_path, coco(segmentation=None))
-    with pytest.raises(InputError, match="annotation 11: has 100 x 50 pixels, but the upright image has 50 x 100"):
+    with pytest.raises(
+        InputError, match="annotation 11: the annotation is for 100 x 50 pixels, but the upright image has 50 x 100"
+    ):
         annotations.truth("a.jpg", (0, 0, 100, 50), (10, 10), image_size=(100, 50))
 
 

@@ -319,7 +319,7 @@ def test_a_table_names_pictures_from_where_they_lie_or_where_it_lies(
     assert report.source == "labels.csv"
     unlabelled = [name for name in report.failures if name in names]
     assert unlabelled == names[-4:]
-    assert report.failures[names[-1]] == f"{names[-1]}: has no label in labels.csv"
+    assert report.failures[names[-1]] == f"{names[-1]}: there is no label in labels.csv"
 
 
 def test_a_table_and_its_images_may_lie_on_two_drives_of_windows(

@@ -440,7 +440,7 @@ def test_method_and_score_of_the_snapshot_are_taken(classifier: gradcam.Classifi
         ("region", lambda region: region[:, :3], r"region is int64 \(4, 3\)"),
         ("region", lambda region: region * [1, 1, 0, 1], "it contains invalid values"),
         ("sha256", lambda sha256: sha256[:2], r"sha256 is <U64 \(2,\)"),
-        ("about", lambda about: edit(about, schema=2), "has schema 2, but this version of gradcam reads 1"),
+        ("about", lambda about: edit(about, schema=2), "its schema is 2, but this version of gradcam reads 1"),
         ("about", lambda about: edit(about, layer=None), "its description of the model is incomplete"),
         ("about", lambda about: edit(about, classes=7), "its labels do not match its 7 classes"),
         ("about", lambda about: edit(about, versions=3), "its description of the model is incomplete"),

@@ -325,13 +325,13 @@ def test_labels_are_read_in_the_order_of_their_indices(
         ("l.txt", b"\xff\xfe\x00", "it is not UTF-8 text"),
         ("l.txt", b" \n", "is empty, expected one label per line"),
         ("l.txt", b"cat\n\ndog", "line 2 is empty, expected one label per line"),
-        ("l.txt", b'{"0": "cat", "2": "dog"}', "has 2 labels, but none for class 1"),
+        ("l.txt", b'{"0": "cat", "2": "dog"}', "there are 2 labels, but none for class 1"),
         ("l.txt", b'["cat"', "is not valid JSON"),
         ("l.txt", b'["cat", 3]', "expected a list of names"),
         ("l.txt", b"{}", "expected a list of names"),
-        ("l.csv", b"0,cat\n2,dog", "has 2 labels, but none for class 1."),
-        ("l.csv", b"index,name\n0,cat\n0,dog", "has 2 labels, but none for class 1."),
-        ("l.csv", b"1,cat\n2,dog", "has 2 labels, but none for class 0."),
+        ("l.csv", b"0,cat\n2,dog", "there are 2 labels, but none for class 1."),
+        ("l.csv", b"index,name\n0,cat\n0,dog", "there are 2 labels, but none for class 1."),
+        ("l.csv", b"1,cat\n2,dog", "there are 2 labels, but none for class 0."),
     ],
 )
 def test_files_that_are_no_labels_are_refused(tmp_path: Path, name: str, data: bytes | None, message: str) -> None:

@@ -163,10 +163,12 @@ def test_images_of_one_stem_get_different_label_files(tmp_path: Path) -> None:
 
 
 def test_runs_without_boxes_or_with_several_methods_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="has no boxes, expected a run of `gradcam batch` with --save boxes"):
+    with pytest.raises(OutputError, match="there are no boxes, expected a run of `gradcam batch` with --save boxes"):
         write_export(write_run(tmp_path / "none", [make_record("a.jpg")]), "coco")
     several = [make_result(None, method=name, boxes=BOXES) for name in ("gradcam", "layercam")]
-    with pytest.raises(OutputError, match="has boxes by gradcam at layer4 and by layercam at layer4, expected a run"):
+    with pytest.raises(
+        OutputError, match="the boxes are by gradcam at layer4 and by layercam at layer4, expected a run"
+    ):
         write_export(write_run(tmp_path / "several", [make_record("a.jpg", explained=several)]), "yolo")
 
 

@@ -176,14 +176,14 @@ def test_two_classes_for_one_picture_are_refused_with_their_lines() -> None:
     with pytest.raises(InputError) as caught:
         list_inputs(["x", "l.txt"])
     message = str(caught.value)
-    assert message.startswith("l.txt, line 4: gives the class 'tabby' for ")
-    assert message.endswith("link/a.jpg, but l.txt, line 3, gives 'cat'; list each image with one class")
+    assert message.startswith("l.txt, line 4: the class of ")
+    assert message.endswith("link/a.jpg is 'tabby', but 'cat' in l.txt, line 3; list each image with one class")
 
 
 def test_two_lists_that_ask_for_two_classes_are_refused() -> None:
     write("1.csv", 'image,class\n\n"a\n.jpg",cat\n')
     write("2.csv", '"a\n.jpg",dog\n')
-    refuse(r"(?s)^2\.csv, line 2: gives the class 'dog' .* 1\.csv, line 4, gives 'cat'", ["1.csv", "2.csv"])
+    refuse(r"(?s)^2\.csv, line 2: the class of .* is 'dog', but 'cat' in 1\.csv, line 4", ["1.csv", "2.csv"])
 
 
 # Lists that cannot be read
@@ -194,8 +194,8 @@ def test_two_lists_that_ask_for_two_classes_are_refused() -> None:
     [
         ("l.txt", "", "There are no images in 'l.txt'"),
         ("l.csv", "image,class\n", "There are no images in 'l.csv'"),
-        ("l.csv", "image,class\na.jpg,cat\n,dog\n", "l.csv, line 3: gives the class 'dog' without an image"),
-        ("l.txt", "a.jpg\n\tdog\n", "l.txt, line 2: gives the class 'dog' without an image"),
+        ("l.csv", "image,class\na.jpg,cat\n,dog\n", "l.csv, line 3: the class 'dog' has no image"),
+        ("l.txt", "a.jpg\n\tdog\n", "l.txt, line 2: the class 'dog' has no image"),
         (
             "l.txt",
             b"a.jpg\n\x00\x01\n",

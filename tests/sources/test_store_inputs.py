@@ -253,7 +253,7 @@ def test_a_line_that_no_picture_can_be_at_is_named_before_work_begins(fs: Any, l
 
 def test_two_classes_for_one_object(fs: Any) -> None:
     url = put_data("l.csv", f"a.jpg,cat\n{HERE}/a.jpg,dog\n".encode())
-    refuse(r"line 2: gives the class 'dog' for objects://bucket/a.jpg, but .* line 1, gives 'cat'", [url])
+    refuse(r"line 2: the class of objects://bucket/a.jpg is 'dog', but 'cat' in .* line 1", [url])
 
 
 # Archives

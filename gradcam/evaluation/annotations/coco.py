@@ -34,10 +34,10 @@ def read_coco(path: str, image_names: ImageNames, find_class: Callable[[str], in
     for key, image in images.items():
         location, file = f"{path}, image {key}", image.get("file_name")
         if not isinstance(file, str):
-            raise InputError(f"{location}: has no file_name.")
+            raise InputError(f"{location}: there is no file_name.")
         name = image_names.find(file, location)
         if name is not None and id_by_name.setdefault(name, key) != key:
-            raise InputError(f"{location}: duplicates image {id_by_name[name]}, {shorten(name)}.")
+            raise InputError(f"{location}: image {id_by_name[name]} already has the file {shorten(name)}.")
     names = {key: name for name, key in id_by_name.items()}
     classes = {key: _find_class(category, find_class) for key, category in _by_id(path, "categories", content).items()}
     objects: defaultdict[str, list[AnnotatedObject]] = defaultdict(list)
@@ -46,7 +46,9 @@ def read_coco(path: str, image_names: ImageNames, find_class: Callable[[str], in
         image_id, category_id = annotation.get("image_id"), annotation.get("category_id")
         for kind, entry_id, entries in (("image", image_id, images), ("category", category_id, classes)):
             if not isinstance(entry_id, (int, str)) or entry_id not in entries:
-                raise InputError(f"{location}: has the {kind} id {shorten(entry_id)}, which is not in this file.")
+                raise InputError(
+                    f"{location}: its {kind}_id is {shorten(entry_id)}, but no {kind} in this file has this id."
+                )
         index = classes[category_id]
         if image_id in names and index is not None and not annotation.get("iscrowd"):
             objects[names[image_id]].append(_to_object(location, annotation, index, images[image_id]))
@@ -76,9 +78,9 @@ def _by_id(path: str, kind: str, content: Mapping[str, Any]) -> dict[Any, dict[s
     for position, entry in enumerate(content[kind]):
         key = entry.get("id") if isinstance(entry, dict) else None
         if not isinstance(key, (int, str)):
-            raise InputError(f"{path}: entry {position} of its {kind} has no id.")
+            raise InputError(f"{path}: entry {position} of {kind!r} has no id.")
         if key in entries:
-            raise InputError(f"{path}: two of its {kind} have the id {key}.")
+            raise InputError(f"{path}: two entries of {kind!r} have the id {key}.")
         entries[key] = entry
     return entries
 
@@ -100,7 +102,7 @@ def _to_object(location: str, annotation: Mapping[str, Any], index: int, image: 
     segmentation, bbox = annotation.get("segmentation"), annotation.get("bbox")
     if segmentation:
         if isinstance(segmentation, list) and image_size is None:
-            raise InputError(f"{location}: has polygons, but its image has no height and width.")
+            raise InputError(f"{location}: polygons need the height and width of their image, which are missing.")
         draw = partial(_draw, location, segmentation, image_size)
         return AnnotatedObject(location, index, draw=draw, image_size=image_size)
     try:

@@ -55,7 +55,7 @@ class AnnotatedObject:
             self._check_size((mask.shape[0], mask.shape[1]), view)
             return project_mask(mask, view)
         if self.box is None:
-            raise InputError(f"{self.location}: has neither a box nor a mask.")
+            raise InputError(f"{self.location}: the object has neither a box nor a mask.")
         left, top, right, bottom = self.box
         image_size = self.image_size or view.image_size
         height, width = image_size or (np.inf, np.inf)
@@ -73,11 +73,11 @@ class AnnotatedObject:
         if view.image_size is not None:
             actual = f"the upright image has {view.image_size[1]} x {view.image_size[0]}"
         elif y + height > rows or x + width > columns:
-            actual = f"the model sees {width} x {height} pixels from {x}, {y}"
+            actual = f"the model sees pixels up to x = {x + width} and y = {y + height}"
         else:
             return
-        problem = f"{self.location}: has {columns} x {rows} pixels, but {actual}"
-        raise InputError(f"{problem}. Give annotations of the image's size.")
+        problem = f"{self.location}: the annotation is for {columns} x {rows} pixels, but {actual}"
+        raise InputError(f"{problem}. Give annotations that fit the image's size.")
 
 
 def project_box(box: Box, view: ModelView) -> tuple[Mask, Box] | None:

@@ -43,12 +43,10 @@ def read_box_list(path: str, image_names: ImageNames, find_class: FindClass) -> 
             raise InputError(f"{location}: the image {shorten(image_path)} is not among the evaluated images.")
         line, key = location.rpartition(", ")[2], (name, obj.index, obj.box)
         if lines.setdefault(key, line) != line:
-            raise InputError(
-                f"{location}: duplicates {lines[key]}, which has the same object of {shorten(image_path)}."
-            )
+            raise InputError(f"{location}: {lines[key]} already has the same object of {shorten(image_path)}.")
         objects[name].append(obj)
     if not objects:
-        raise InputError(f"{path}: has no boxes below its header.")
+        raise InputError(f"{path}: there are no boxes below the header.")
     return objects
 
 
@@ -63,7 +61,7 @@ def read_rows(path: str) -> Iterator[tuple[str, list[str]]]:
         location = f"{path}, line {line}"
         columns = columns or len(row)
         if len(row) != columns:
-            raise InputError(f"{location}: has {len(row)} columns, but the header has {columns}.")
+            raise InputError(f"{location}: this line has {len(row)} columns, but the header has {columns}.")
         yield location, [cell.strip() for cell in row]
     if not columns:
         raise InputError(f"{path}: is empty, expected a header and one row per object.")
@@ -77,7 +75,7 @@ def _find_columns(location: str, header: list[str]) -> Columns:
     labels = [number for number, name in enumerate(names) if name in CLASS_COLUMNS]
     if len(box_kinds) != 1 or has_duplicates or len(images) != 1 or len(labels) > 1:
         raise InputError(
-            f"{location}: has the columns {shorten(header)}, expected one column for the image "
+            f"{location}: the columns are {shorten(header)}, expected one column for the image "
             f"({', '.join(sorted(IMAGE_COLUMNS))}), four for the box ({'; or '.join(map(', '.join, BOX_KINDS))}), and at "
             f"most one for the class ({', '.join(sorted(CLASS_COLUMNS))})."
         )
@@ -136,11 +134,11 @@ def find_masks(
             if name is None:
                 left_out += 1
             elif (first := paths.setdefault(name, path)) != path:
-                raise InputError(f"{path}: is a second mask of {shorten(name)}, beside {first}. Remove one of them.")
+                raise InputError(f"{path}: {first} is also a mask of {shorten(name)}. Remove one of them.")
     if not paths:
         example = shorten(image_names.names[0]) if image_names.names else "none"
         expected = f"one of the {len(image_names.names)} images, such as {example}"
-        raise InputError(f"{folder}: has {left_out} masks, but none has the name of {expected}.")
+        raise InputError(f"{folder}: there are {left_out} masks, but none has the name of {expected}.")
     path = os.path.join(folder, CLASS_FILE)
     classes = _read_classes(path, find_class) if os.path.exists(path) else None
     return {name: partial(_read_mask, path, classes) for name, path in paths.items()}, left_out
@@ -161,7 +159,7 @@ def _read_mask(path: str, classes: Mapping[int, int] | None) -> Sequence[Annotat
         values -= {IGNORED_VALUE}
     unknown = sorted(values - index_of.keys())
     if unknown and classes is not None:
-        raise InputError(f"{path}: contains the value {unknown[0]}, which has no class in {CLASS_FILE}.")
+        raise InputError(f"{path}: the value {unknown[0]} has no class in {CLASS_FILE}.")
     return [AnnotatedObject(path, index_of.get(k), draw=partial(np.equal, pixels, k)) for k in sorted(values)]
 
 
@@ -170,7 +168,7 @@ def _read_classes(path: str, find_class: FindClass) -> dict[int, int]:
     location, header = next(rows)
     names = [name.lower() for name in header]
     if sorted(names) != ["class", "value"]:
-        raise InputError(f"{location}: has the columns {shorten(header)}, expected 'value' and 'class'.")
+        raise InputError(f"{location}: the columns are {shorten(header)}, expected 'value' and 'class'.")
     classes: dict[int, int] = {}
     for location, row in rows:
         value, label = row[names.index("value")], row[names.index("class")]

@@ -40,7 +40,7 @@ def find_labels(
         source = os.path.basename(labels)
     unknown = dict(_find_unknown(classes, classifier))
     failures |= {f"class {name}": reason for name, reason in unknown.items()}
-    failures |= {item.name: f"{item.name}: has no label in {source}" for item in items if item.name not in classes}
+    failures |= {item.name: f"{item.name}: there is no label in {source}" for item in items if item.name not in classes}
     labelled = [replace(item, wanted=classes[item.name]) for item in items if item.name in classes]
     labelled = [item for item in labelled if item.wanted not in unknown]
     if not labelled:

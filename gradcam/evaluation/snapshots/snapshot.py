@@ -222,7 +222,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     if header.pop("kind", None) != KIND:
         raise OutputError(f"{path}: is not a snapshot. Take a snapshot{TAKE_SNAPSHOT}")
     if (schema := header.pop("schema", None)) != SCHEMA:
-        raise OutputError(f"{path}: has schema {shorten(schema)}, but this version of gradcam reads {SCHEMA}")
+        raise OutputError(f"{path}: its schema is {shorten(schema)}, but this version of gradcam reads {SCHEMA}")
     if (fault := next(_find_faults(header, arrays), None)) is not None:
         raise OutputError(f"{path}: is damaged ({fault}). Take the snapshot again")
     labels = header["labels"]
