@@ -633,7 +633,7 @@ def test_a_box_differs_from_the_others(gradcam_command: Command, folder: Path, s
     assert files(folder) == [row["panel"]]
     out = gradcam_command("check", street, *DETECTOR, "--device", "cpu", "--box", 2).out
     assert out.splitlines()[1].startswith(f"  box 2, {row['label']}, ")
-    assert "the heatmap of the rival class, box 0, dog, is " in " ".join(out.split())
+    assert "the heatmap of the most probable alternative, box 0, dog, is " in " ".join(out.split())
 
 
 def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag: Path, models_file: str) -> None:
@@ -647,7 +647,7 @@ def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag
     )
     assert (row["text"], row["label"], row["index"]) == ("a green", "a green", None)
     reason = next(item["reason"] for item in row["tests"] if item["name"] == "classes")
-    assert reason.startswith("The rank correlation with the heatmap of the rival class, a red, is -0.")
+    assert reason.startswith("The rank correlation with the heatmap of the most probable alternative, a red, is -0.")
 
 
 @pytest.mark.parametrize(

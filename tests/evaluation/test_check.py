@@ -88,7 +88,7 @@ def test_the_numbers_are_those_of_the_functions(koala: Verdict, classifier: grad
     assert values["stability"] == pytest.approx(float(noisy.mean()), abs=1e-5)
     rival = next(control for control in koala.controls if control.name == RIVAL)
     assert koala.rival == f"{classifier.label(artifacts.rivals[0])} ({float(similarities[0]):.2f})"
-    assert f"The rival class has the same heatmap: {koala.rival}." in koala.summary
+    assert f"The most probable alternative has the same heatmap: {koala.rival}." in koala.summary
     assert rival.alike > 0.5
 
 

@@ -183,7 +183,7 @@ def test_the_offset_of_the_network_is_no_bug(colours: gradcam.Classifier) -> Non
     verdict = examine(offset, by_hand, images)
     assert verdict.network_offset == pytest.approx((-1 / CELL, -1 / CELL), abs=0.01)
     assert verdict.bugs == ()
-    assert any("are offset from the drawn cells by (-0.25, -0.25) cells" in note for note in verdict.notes)
+    assert any("are offset from their cells by (-0.25, -0.25) cells" in note for note in verdict.notes)
     assert examine(offset, lambda m, i, c: move(by_hand(m, i, c), -1, -1), images).bugs == ()
     bugs = examine(offset, lambda m, i, c: move(by_hand(m, i, c), 2, 2), images).bugs
     assert [bug.kind for bug in bugs] == ["displaced"]
@@ -214,7 +214,7 @@ def test_a_list_of_images_gets_one_verdict_each(colours: gradcam.Classifier) -> 
     record = json.loads(json.dumps(verdict.to_record()))
     assert (record["images"], record["bugs"], record["reference"]) == (6, [], "gradcam")
     count = sum(item.outcome == "passed" for item in verdict.verdicts)
-    assert verdict.summary.startswith(f"{count} of 6 images passed (95 %: ")
+    assert verdict.summary.startswith(f"{count} of 6 images passed (95 % interval: ")
     assert verdict.outcome == (
         "failed" if [item.outcome for item in verdict.verdicts].count("failed") > 3 else verdict.outcome
     )

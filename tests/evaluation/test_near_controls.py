@@ -52,8 +52,8 @@ def truth() -> torch.Tensor:
 def test_the_true_map_is_resolved_to_the_smallest_displacement(truth: torch.Tensor) -> None:
     findings = compare_near(truth, make_evidence(truth), GRID, {"another class": (1, truth.flip(1))}, 0)
     assert (findings.resolution.pixels, findings.unresolved, findings.class_verified) == (7, None, True)
-    assert "A map moved by an eighth of the image (7 pixels) does worse." in findings.summary
-    assert "The class is verified against 1 other." in findings.summary
+    assert "A copy of the heatmap moved by an eighth of the image (7 pixels) is clearly worse." in findings.summary
+    assert "The class is verified: the heatmap of 1 other class is worse." in findings.summary
 
 
 @pytest.mark.parametrize("signs", DIRECTIONS.values(), ids=DIRECTIONS)
@@ -67,7 +67,7 @@ def test_a_heatmap_that_is_better_without_its_background_has_no_fine_resolution(
     findings = compare_near(truth, make_evidence(truth), GRID, {}, 0)
     noisy = truth + truth.max() * torch.rand(truth.shape, generator=torch.Generator().manual_seed(3))
     noisy_findings = compare_near(noisy, make_evidence(truth), GRID, {}, 0)
-    sentence = "The heatmap does better without its background, so its resolution is not finer."
+    sentence = "The heatmap is better without its background, so a smaller displacement cannot be excluded."
     assert (findings.resolution.name, sentence in findings.summary) == ("an eighth of the image", False)
     assert (noisy_findings.resolution.name, sentence in noisy_findings.summary) == ("a third of the image", True)
 

@@ -415,7 +415,9 @@ class SanityChecks:
         value = float(random_correlations.mean())
         names = tuple(name_class(index, None if self.labels is None else self.labels[index]) for index in rivals)
         has_words = len(self.words) > 1
-        rival, others = ("another word", "other words") if has_words else ("the rival class", "random classes")
+        rival, others = (
+            ("another word", "other words") if has_words else ("the most probable alternative", "random ones")
+        )
         reason = f"The rank correlation with the heatmap of {rival}, {names[0]}, is {correlations[0]:.2f}"
         if len(rivals) > 1:
             reason += f". For {len(rivals) - 1} {others}, it is {value:.2f} on average"

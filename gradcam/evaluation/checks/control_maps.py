@@ -21,7 +21,7 @@ CONTROL_DESCRIPTIONS = {
     "mirrored": "the mirrored heatmap",
     "shifted": "the heatmap shifted by a third",
     "another image": "the heatmap of another image",
-    RIVAL: "the heatmap of the rival class",
+    RIVAL: "the heatmap of the most probable alternative",
     ANOTHER_WORD: "the heatmap of another word of the answer",
     "random weights": "the heatmap of a network with random weights",
     "noise": "smooth noise with the heatmap's spectrum",
@@ -155,7 +155,7 @@ def move_randomly(heatmap: Tensor, seed: int) -> list[Tensor]:
 def describe_shares(effect: float, best: ControlMap) -> str:
     """Return a sentence about the shares of the evidence on the pixels that the heatmap and a control map mark."""
     reason = (
-        f"{max(0.0, effect) * 100:.0f} % of the class's evidence lies on the marked pixels. "
+        f"{max(0.0, effect) * 100:.0f} % of the evidence for the class lies on the marked pixels. "
         f"The best control map, {best.words}, reaches {max(0.0, best.effect) * 100:.0f} %"
     )
     if best.is_distinguished and effect - best.effect < MIN_EFFECT_GAIN:

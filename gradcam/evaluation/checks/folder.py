@@ -170,7 +170,7 @@ class FolderVerdict:
         parts = [f"{abs(cells):.1f} cells {words[cells < 0]}" for cells, *words in axes if abs(cells) >= MIN_SHIFT / 2]
         height, width = (median(item.size[axis] / item.cells[axis] for item in self.evidence) for axis in (0, 1))
         low, high = self.displacement["distance"].low, self.displacement["distance"].high
-        pixels = f"{math.hypot(across * width, down * height):.0f} pixels; 95 %: {low:.1f} to {high:.1f} cells"
+        pixels = f"{math.hypot(across * width, down * height):.0f} pixels; 95 % interval: {low:.1f} to {high:.1f} cells"
         return f"The heatmaps are displaced {' and '.join(parts)} ({pixels})."
 
     def _find_preprocessing_bugs(self) -> Iterator[Bug]:
@@ -211,9 +211,9 @@ class FolderVerdict:
             f"{constant} of {n} heatmaps are constant: they mark nothing.": constant,
             "All images have one class, so a wrong class index was tested only for this class.": n
             and len({item.class_index for item in self.evidence}) == 1,
-            f"No known bug explains the heatmaps: their highest correlation with exact maps is {fit:.2f}.": fit
+            f"No known bug explains the heatmaps: their correlation with gradcam's heatmaps is at most {fit:.2f}.": fit
             < MIN_EXPLAINED_FIT,
-            f"Receptive fields are offset from the drawn cells by {distance}, which is no bug.": math.hypot(*offset)
+            f"The receptive fields are offset from their cells by {distance}, which is no bug.": math.hypot(*offset)
             >= MIN_SHIFT,
         }
         return [note for note, applies in notes.items() if applies]
@@ -222,12 +222,13 @@ class FolderVerdict:
     def summary(self) -> str:
         """Return the result in sentences."""
         share, count = self.passed, sum(verdict.outcome == "passed" for verdict in self.verdicts)
-        sentences = [f"{count} of {share.n} images passed (95 %: {share.low * 100:.0f} % to {share.high * 100:.0f} %)."]
+        interval = f"95 % interval: {share.low * 100:.0f} % to {share.high * 100:.0f} %"
+        sentences = [f"{count} of {share.n} images passed ({interval})."]
         sentences += [bug.text for bug in self.bugs] or (["No systematic bug was found."] if self.evidence else [])
         if self.displacement:
             deviations, ranks = (self.to_record()[key] for key in ("deviations", "rank_correlations"))
-            values = f"{median(deviations):.2g} (median; rank correlation {median(ranks):.2f})"
-            sentences.append(f"The heatmaps differ from the exact {self.reference} maps by {values}.")
+            values = f"up to {median(deviations):.2g} (median of the images; rank correlation {median(ranks):.2f})"
+            sentences.append(f"The heatmaps differ from this package's {self.reference} heatmaps by {values}.")
         return " ".join([*sentences, *self.notes])
 
     def to_record(self) -> dict[str, Any]:

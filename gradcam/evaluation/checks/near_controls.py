@@ -170,11 +170,12 @@ class NearFindings:
     @property
     def summary(self) -> str:
         """Return what the near controls show, in sentences."""
-        unresolved = f"; one moved by {self.unresolved.words} cannot be distinguished" if self.unresolved else ""
-        sentences = [f"A map moved by {self.resolution.words} does worse{unresolved}."]
+        unresolved = f"; a copy moved by {self.unresolved.words} is not" if self.unresolved else ""
+        sentences = [f"A copy of the heatmap moved by {self.resolution.words} is clearly worse{unresolved}."]
         if self.class_verified:
             count = self.classes_compared
-            sentences.append(f"The class is verified against {count} {'other' if count == 1 else 'others'}.")
+            others = "heatmap of 1 other class is" if count == 1 else f"heatmaps of {count} other classes are"
+            sentences.append(f"The class is verified: the {others} worse.")
         elif self.unbeaten_classes:
             names = " or ".join(self.unbeaten_classes)
             sentences.append(f"The class is not verified: the heatmap is not better than that of {names}.")
@@ -182,7 +183,9 @@ class NearFindings:
         if as_good := [words for name, words in SHAPES.items() if name in not_refuted]:
             sentences.append(f"The heatmap is not distinguished from {', '.join(as_good)}.")
         if any(control.is_background_better for control in self.controls):
-            sentences.append("The heatmap does better without its background, so its resolution is not finer.")
+            sentences.append(
+                "The heatmap is better without its background, so a smaller displacement cannot be excluded."
+            )
         return " ".join(sentences)
 
 
@@ -369,8 +372,8 @@ def compare_word_maps(
 
 def _describe_agreement(count: int, agreement: float, best: ControlMap) -> str:
     return (
-        f"Random parts of the image were hidden {count} times. The correlation of the heatmap on the hidden pixels "
-        f"with the fall of the word's log-odds is {agreement:.2f}. The best control map, {best.words}, reaches "
+        f"Random parts of the image were hidden {count} times. The correlation between the heatmap on the hidden pixels "
+        f"and the fall of the word's log-odds is {agreement:.2f}. The best control map, {best.words}, reaches "
         f"{best.effect:.2f}"
     )
 

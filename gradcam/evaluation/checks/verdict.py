@@ -156,7 +156,7 @@ class Verdict:
         if self.near is not None:
             sentences.append(self.near.summary)
         if self.rival is not None:
-            noun = "Another word" if "word" in self.target_fields else "The rival class"
+            noun = "Another word" if "word" in self.target_fields else "The most probable alternative"
             sentences.append(f"{noun} has the same heatmap: {self.rival}.")
         if self.outcome == "undecided" and not self.target_fields.get("from_text"):
             hint = ", or in which the object is in a different place" if self.controls else ""
