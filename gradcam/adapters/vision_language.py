@@ -68,7 +68,7 @@ class VisionLanguageModel(GenerativeCaptioner):
         names = [f"{self.prefix}.{self.text_modules[0]}.{name}".lstrip(".") for name in (*self._list_blocks(), "norm")]
         if len(names) == 1:
             problem = f"{type(self.model).__name__} has no decoder-only language model"
-            raise ModelError(f"{problem}, in which lens reads image tokens: choose another method, such as hirescam.")
+            raise ModelError(f"{problem}, which the method lens needs: choose another method, such as hirescam.")
         return names
 
     def _list_blocks(self) -> list[str]:
@@ -92,7 +92,9 @@ class VisionLanguageModel(GenerativeCaptioner):
         """
         name, pixels = type(self.model).__name__, inputs.get(PIXELS)
         if inputs.get("pixel_values_videos") is not None:
-            raise ImageError(f"The inputs have a video, but {name}'s maps are of images: pass the frames as images.")
+            raise ImageError(
+                f"The inputs have a video, but {name} is explained only on images: pass the frames as images."
+            )
         if not isinstance(pixels, Tensor) or not pixels.is_floating_point() or pixels.numel() == 0:
             kind = type(pixels).__name__ if PIXELS in inputs else "missing"
             problem = (
@@ -127,7 +129,7 @@ class VisionLanguageModel(GenerativeCaptioner):
         """
         pixels = inputs[PIXELS]
         if pixels.ndim != 4:
-            raise ValueError("expected one image per piece, (N,C,H,W)")
+            raise ValueError("expected images or tiles (N,C,H,W)")
         sizes: list[Size] = [(int(pixels.shape[2]), int(pixels.shape[3]))] * len(pixels)
         if self.model.config.vision_config.model_type == "pixtral" and "image_sizes" in inputs:
             sizes = [(int(height), int(width)) for height, width in inputs["image_sizes"]]
@@ -365,7 +367,7 @@ class QwenVl(VisionLanguageModel):
         config = self.model.config.vision_config
         values = getattr(config, "in_channels", 3) * config.temporal_patch_size * self._patch**2
         if tuple(pixels.shape) != (sum(map(math.prod, grids)), values):
-            raise ValueError(f"image_grid_thw stands for {sum(map(math.prod, grids))} patches of {values} values")
+            raise ValueError(f"image_grid_thw describes {sum(map(math.prod, grids))} patches of {values} values")
         if any(frames != 1 for frames, _, _ in grids):
             raise ValueError("an image has several frames")
         sizes = [(height * self._patch, width * self._patch) for _, height, width in grids]

@@ -403,7 +403,7 @@ def execute_plan(
         with contextlib.suppress(Exception):  # The model may raise any error in a second run.
             suggestion = find_suggestion(bound.model, bound.batch, bound.target)
             layer = find_layer_with_gradient(model, bound, suggestion.layers, facts)
-            advice = advice if layer is None else f"{error} Choose '{layer}', whose patches reach the score."
+            advice = advice if layer is None else f"{error} Choose '{layer}', whose patches affect the score."
         raise type(error)(advice) from None
 
 

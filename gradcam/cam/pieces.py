@@ -42,11 +42,11 @@ def bind_pieces(
     """
     refused = [method.name for method in methods if method.runs_again]
     if refused:
-        problem = f"{refused[0]} perturbs whole images, but {type(model).__name__} takes images in pieces"
+        problem = f"{refused[0]} perturbs whole images, but {type(model).__name__} takes tiles or patches"
         raise LayerError(f"{problem}: choose a method that needs one pass, such as {LOCAL_METHOD}.")
     for name, unset in (("augmentation", "none"), ("reshape", None)):
         if (value := dict(options)[name]) != unset:
-            reason = f"{type(model).__name__} takes images in pieces, whose places are known"
+            reason = f"{type(model).__name__} takes tiles or patches, whose positions are fixed"
             raise TargetError(f"{name} is {value!r}, but {reason}: leave {name}= out.")
     if not {"input_ids", "inputs_embeds"} & bound.batch.kwargs.keys():
         needed = "the whole output of the model's own processor, with input_ids"
@@ -58,7 +58,7 @@ def bind_pieces(
         is_default = all(method.name == WORD_METHOD for method in methods) and options["evidence"] == "positive"
         reads_text = {method.place == "text" for method in methods}
         if len(reads_text) > 1 and not has_layers:
-            problem = "lens and the other methods have different default layers"
+            problem = "The method lens and the other methods have different default layers"
             raise LayerError(f"{problem}: name a layer, or leave lens out.")
         if reads_text == {True}:
             layer = family.list_text_layers()[-2]

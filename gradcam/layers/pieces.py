@@ -197,8 +197,9 @@ class Pieces:
 
     def _make_error(self, layer: str, shape: Sequence[int]) -> LayerError:
         grids = ", ".join(f"{height} x {width}" for height, width in self.grids[:3])
-        problem = f"The output {tuple(shape)} of layer '{layer}' has no token for each patch"
-        return LayerError(f"{problem}: expected {len(self.grids)} piece(s) of {grids} patches. Choose another layer.")
+        problem = f"The output {tuple(shape)} of layer '{layer}' does not have one token per patch"
+        expected = f"expected {grids} patches for {len(self.grids)} image(s) or tile(s)"
+        return LayerError(f"{problem}: {expected}. Choose another layer.")
 
 
 def _list_pieces(view: View) -> list[int]:

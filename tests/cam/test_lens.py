@@ -146,7 +146,7 @@ def make_florence() -> tuple[Any, dict[str, Tensor]]:
             Token(WORDS),
             r"choose one of 'model\.language_model\.layers\.0'",
         ),
-        (make_llava, None, lambda output: output.logits[:, -1, 5], r"pass target=gradcam\.targets\.Token"),
+        (make_llava, None, lambda output: output.logits[:, -1, 5], r"pass gradcam\.targets\.Token"),
         (make_florence, None, Token(WORDS), "Florence2ForConditionalGeneration has no decoder-only"),
     ],
 )
@@ -160,7 +160,7 @@ def test_refusals(make: Callable[[], tuple[Any, Any]], layer: str | None, target
 def test_classifiers_have_no_words() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
     for layer in (None, "1"):
-        with pytest.raises(GradcamError, match="lens explains words of vision-language models"):
+        with pytest.raises(GradcamError, match="The method lens explains words of vision-language models"):
             gradcam.explain(model, torch.rand(1, 3, 16, 16), layer, method="lens")
 
 

@@ -427,7 +427,7 @@ def test_the_suggested_layer_works_if_the_score_ignores_the_patches(towers: bool
         target = lambda output: output[0] @ output[1].T  # noqa: E731
     with pytest.raises(gradcam.errors.BlindLayerError, match=f"layer '{layer}'") as message:
         gradcam.explain(model, inputs, layer, method=method, target=target)
-    ((advised),) = re.findall("Choose '([^']+)', whose patches reach the score", str(message.value))
+    ((advised),) = re.findall("Choose '([^']+)', whose patches affect the score", str(message.value))
     assert advised == ("visual." if towers else "") + "blocks.1.norm1"
     assert gradcam.explain(model, inputs, advised, method=method, target=target).maps.any()
 
