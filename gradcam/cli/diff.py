@@ -79,7 +79,9 @@ def _split_arguments(words: tuple[str, ...], params: dict[str, Any]) -> tuple[tu
     options.real(-1, 1),
     default=MIN_ALIKE_CORRELATION,
 )
-@options.option("--save FILE", "Save a snapshot of one model for a later comparison.", click.Path(path_type=Path))
+@options.option(
+    "--save FILE", "Save the predictions and heatmaps of one model (a snapshot).", click.Path(path_type=Path)
+)
 @options.option("--against FILE", "Compare one model with a snapshot from --save.", click.Path(path_type=Path))
 @options.option(
     "--fail-if CONDITION",

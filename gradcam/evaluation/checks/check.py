@@ -391,8 +391,8 @@ class SanityChecks:
             return None
         return (
             f"The model appears to be untrained, so there is too little evidence to explain. The probability of the "
-            f"{'word' if self.words else 'class'} is {preference:.2f} higher than in the comparison images. {ahead} of "
-            f"{RANDOM_NETWORKS} re-initialised copies {'has' if ahead == 1 else 'have'} at least this difference."
+            f"{'word' if self.words else 'class'} is {preference:.2f} higher than in the other images. {ahead} of "
+            f"{RANDOM_NETWORKS} copies with random weights {'has' if ahead == 1 else 'have'} at least this difference."
         )
 
     def _test_stability(self, heatmap: Tensor) -> TestResult:
