@@ -70,7 +70,7 @@ def _find_device_obstacle(classifier: Classifier, request: ExplainRequest | None
     if classifier.fit != "crop":
         return f"this needs the fit 'crop', but the fit is '{classifier.fit}'"
     if classifier.reader is not read_image_file:
-        return "the reader is user-defined"
+        return "images are read by a custom function (--reader)"
     if not isinstance(preprocess, Preprocessing) or preprocess.channels != 3:
         return "the model's preprocessing is not a plain resize and crop of RGB images"
     return None if request is None or request.make_page is None else "pages are made on the CPU"

@@ -91,7 +91,7 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     _label_layers(axes, names, [COLOURS.get(layer.verdict or "", INK) for layer in flow.layers])
     axes.set_title(title or _title(flow), loc="left", fontsize=12, color=INK, pad=32, parse_math=False)
     axes.set_ylabel("norm of the gradient", color=INK)
-    axes.set_xlabel("layers in order of execution; the gradient comes from the right", color=INK)
+    axes.set_xlabel("layers in order of execution; the backward pass runs from right to left", color=INK)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, fontsize=9, borderaxespad=0.8)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()

@@ -214,7 +214,7 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     # A call that raised an exception has no time.
     seconds = [None if isnan(column[0]) else median(column) for column in columns]
     calls = _to_calls(names, counted_log.entries, seconds or [None] * len(counted_log.entries))
-    notes = [] if passes_agree else ["The model's passes differ, so its calls have no times."]
+    notes = [] if passes_agree else ["The model's calls differ between passes, so no times are listed."]
     scripts = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     outermost = [name for name in scripts if not any(name.startswith(f"{outer_name}.") for outer_name in scripts)]
     if outermost:

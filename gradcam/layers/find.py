@@ -103,7 +103,7 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> LayerRef:
         relation = "the model itself" if layer is model else "not part of the model"
         child = next((name for name, _ in model.named_children()), "layer4")
         kind = type(layer).__name__
-        raise LayerError(f"The layer, {kind}, is {relation}: choose a module inside it, such as model.{child}.")
+        raise LayerError(f"The layer, {kind}, is {relation}: choose a module inside the model, such as model.{child}.")
     if not isinstance(layer, str):
         raise LayerError(
             f"The layer is {shorten(layer)}, expected a dotted name such as 'layer4', or a module of the model."

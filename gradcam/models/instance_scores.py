@@ -165,7 +165,7 @@ def to_instance_classifier(
 def _list_words(target: Any, scores: Any) -> Token:
     """Return the target of all words of the same answer, with their probabilities if the image is blank."""
     if target.context == "subtract":
-        raise TargetError("Only the map of one word is tested, but context='subtract' needs several: leave it out.")
+        raise TargetError("Only one word's map is tested, but context='subtract' needs several: leave context= out.")
     target, words = replace(target, control="blank"), scores.target
     if target.against is not None:  # The alternative to one word is no alternative to the other words.
         return target

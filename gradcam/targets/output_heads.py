@@ -134,6 +134,6 @@ def warn_of_further_heads(output: Any, images: int, *, is_linear: bool) -> None:
     if is_linear:  # Features, which models often return after the logits, rarely come from a linear layer.
         further_heads = [name for name in further_heads if find_last_operation(heads[name]) == "linear"]
     if further_heads:
-        choice = f"targets.ClassTarget(..., output={further_heads[0]!r}), or confirm the first tensor with its index"
+        choice = f"Choose a tensor with targets.ClassTarget(..., output={further_heads[0]!r})"
         problem = f"The output has several tensors ({images}, C), and the first one is explained"
-        warn(f"{problem}. Choose a tensor with {choice}.")
+        warn(f"{problem}. {choice}. To keep the first one without this warning, pass its index or name as output=.")

@@ -71,9 +71,10 @@ def warn_of_sinks(maps: Tensor) -> None:
         hot: Any = ((used >= MIN_HOT_VALUE).float().mean(0) >= MIN_HOT_MAPS).nonzero().tolist()
         if hot and len(used) >= MIN_MAPS:
             row, column = hot[0]
-            more = f" and {len(hot) - 1} more" if len(hot) > 1 else ""
-            problem = f"The cell in row {row}, column {column}{more} is hot for nearly all of the {len(used)} words"
-            warn(f"{problem}: it says little about any of them. It may be an attention sink.")
+            more = f", and at {len(hot) - 1} more" if len(hot) > 1 else ""
+            place = f"At the cell in row {row}, column {column}{more}"
+            problem = f"{place}, the heatmaps of nearly all {len(used)} words are high"
+            warn(f"{problem}: these values say little about any word. Such cells may be attention sinks.")
             return
 
 

@@ -419,7 +419,7 @@ class TestChoice:
         ("change", "reason"),
         [
             ({"fit": "whole"}, "the fit is 'whole'"),
-            ({"reader": lambda path: None}, "the reader is user-defined"),
+            ({"reader": lambda path: None}, r"a custom function \(--reader\)"),
             ({"preprocess": SimpleNamespace(channels=3)}, "preprocessing is not a plain resize and crop of RGB"),
         ],
     )

@@ -73,8 +73,8 @@ def test_a_table_on_the_terminal_and_what_is_the_same_for_all(command: Command, 
     assert message == [
         f"7 images, 7 mosaics of four   {model}   layer relu   seed 2",
         "logit of the most probable class; shorter side to 32, centre crop 32 x 32, bilinear",
-        "Cost: 6 heatmaps x 1 forward pass x 7 images = 42 forward passes, plus 1 run of each method per image and 1 per "
-        "mosaic (7).",
+        "Cost: 6 heatmaps x 1 forward pass x 7 images = 42 forward passes, plus 1 run of each method per image and 1 for "
+        "each of the 7 mosaics.",
     ]
     results = evaluate(load(), pictures, methods=["gradcam", "eigencam"], metrics=["average-drop", "grid"], seed=2)
     mean = np.mean([value for value in results.values("gradcam", "average-drop") if value is not None])

@@ -312,7 +312,7 @@ def test_a_network_of_volumes(layers: Command, tmp_path: Path, channels: int) ->
 def test_what_is_said_of_two_pathways_works(layers: Command, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(VOLUMES.format(channels=3, forward="model(clip)"))
     err = layers("own.py:OfOneClip").err
-    forward = err.partition("forward(clip) returns ")[2].partition(". If frames")[0]
+    forward = err.partition("forward(clip) returns ")[2].partition(". If the model")[0]
     (tmp_path / "own.py").write_text(VOLUMES.format(channels=3, forward=forward))
     assert layers("own.py:OfOneClip", "--size", "16x12x12").status == 0
 

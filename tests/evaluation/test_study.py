@@ -225,7 +225,7 @@ def test_the_cost_is_described_with_its_numbers_and_the_expensive_methods() -> N
     assert "gradcam" not in second
     (line,) = describe_cost(make_plan(["gradcam"], ["insertion"], controls=[]), 5, 3)
     assert line.startswith(f"Cost: 1 heatmap x {passes} forward passes x 5 images")
-    assert "1 per mosaic (3)" in line
+    assert "1 for each of the 3 mosaics" in line
 
 
 def test_a_metric_that_returns_no_number_is_an_error() -> None:

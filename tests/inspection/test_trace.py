@@ -289,7 +289,7 @@ def test_a_model_that_does_something_else_in_each_pass_has_no_times() -> None:
     model = FunctionModule(lambda self, x: self.get_submodule(choose.choice("ab"))(x), a=nn.ReLU(), b=nn.Tanh())
     report = trace(model, X, rounds=10)
     assert [call.seconds for call in report.calls] == [None, None]
-    assert report.notes == ("The model's passes differ, so its calls have no times.",)
+    assert report.notes == ("The model's calls differ between passes, so no times are listed.",)
 
 
 def test_each_pass_gets_the_callers_values_and_leaves_them() -> None:

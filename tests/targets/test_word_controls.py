@@ -157,5 +157,5 @@ def test_sinks(recwarn: pytest.WarningsRecorder) -> None:
     warn_of_sinks(torch.ones(1, 3, 4, 4))  # too few words
     assert not recwarn.list
     maps[0, :, 3, 2] = 0.8
-    with pytest.warns(GradcamWarning, match="row 3, column 2 is hot for nearly all of the 6 words"):
+    with pytest.warns(GradcamWarning, match="row 3, column 2, the heatmaps of nearly all 6 words are high"):
         warn_of_sinks(maps)

@@ -166,7 +166,7 @@ def describe_cost(plan: StudyPlan, images: int, mosaics: int) -> list[str]:
     """Describe the amount of computation, and list the expensive methods, before the study starts."""
     maps, passes, runs = len(plan.names), count_passes(plan), _count(count_explanations(plan), "run")
     heatmap_passes = f"{_count(maps, 'heatmap')} x {_count(passes, 'forward pass')} x {_count(images, 'image')}"
-    reruns = f"{runs} of each method per image{f' and 1 per mosaic ({mosaics})' if mosaics else ''}"
+    reruns = f"{runs} of each method per image{f' and 1 for each of the {mosaics} mosaics' if mosaics else ''}"
     methods = [method for method in map(plan.method, plan.methods) if isinstance(method, Method) and not method.needs]
     costs = ", ".join(f"{method.name} {method.cost}" for method in methods)
     lines = [f"Cost: {heatmap_passes} = {maps * passes * images:,} forward passes, plus {reruns}."]

@@ -19,7 +19,7 @@ Tensors = dict[str, Tensor]
 
 MAX_LISTED_NAMES = 3
 FACTORY_HINT = "Write a function that builds the model as it was trained, and give --model FILE.py:FUNCTION."
-LAZY_HINT = "Run the model once in its factory function."
+LAZY_HINT = "Run the model once in the function that builds it."
 LARGER_FILE = "The file contains this model and more: an additional head, or a larger model that includes this model."
 COUNTER = "num_batches_tracked"  # a step counter of batch norms, used only in training
 # Buffers that modules compute themselves. In files from other library versions, such a buffer may be missing or have
