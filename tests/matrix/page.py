@@ -10,11 +10,13 @@ from tests.matrix.models import PROVIDERS, TASKS
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "matrix.md"
 HEAD = """# Providers, tasks and commands
 
-For every provider and task, every command was run with a small, randomly initialised model. Repeat all tests with
-`scripts/check_matrix`. Each cell has one of three values:
+For every provider and task, the commands were run with a small, randomly initialised model. The task `text` compares an
+image with sentences, and `likeness` compares two images. Repeat all tests with `scripts/check_matrix`. Each cell has
+one of three values:
 
-- ✓ is a verified result. The heatmap follows a square painted into the image. `batch` gives the same maps as `run`. A
-  resumed run gives the same maps as an uninterrupted run. `diff` of a model with itself finds no difference.
+- ✓ is a verified result. If a square is painted into the image, the heatmap changes at the square. `batch` gives the
+  same maps as `run`. A resumed run gives the same maps as an uninterrupted run. `diff` of a model with itself finds no
+  difference.
 - A number refers to an error message in the list below the table.
 - An empty cell was not tested.
 
