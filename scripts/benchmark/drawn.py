@@ -86,7 +86,7 @@ def compare_drawn(settings: Settings) -> Iterator[Table]:
         f"{COUNT} images, seed {SEED}, with backgrounds from photographs that the models were not trained with.",
         "Energy inside: the mean share of the map inside the box of the explained shape. Maximum inside: the share of maps "
         "with their maximum in that box. Correct of three: the share of maps with more energy in the box of the named shape "
-        "than in the box of either other shape. The first method of each group is the default.",
+        "than in the box of either other shape. For each target, the first method is the default.",
     ]
     header = ["target", "method", "energy inside", "maximum inside", "correct of three", "maps"]
     yield Table("drawn", "Maps with known ground truth", header, rows, notes, raw)
