@@ -3,7 +3,7 @@ Your own model and tensor
 =========================
 
 gradcam works with any PyTorch model and its input. This example trains a small network in a few seconds to name the
-colour of a shape, and explains an image as a tensor.
+colour of a shape. It then explains an image, which is passed as a tensor.
 """
 
 import numpy as np

@@ -2,8 +2,8 @@
 U-Net: explain a region
 =======================
 
-The score is the mean logit of a class over a region. Any function of the output can be the target. A heatmap at the
-end of the encoder shows what the prediction in the region depends on.
+The score is the mean logit of a class over a region. Any function of the output can be the target. The heatmaps, at the
+end of the encoder, show which parts of the image the logits in the region depend on.
 """
 
 import numpy as np

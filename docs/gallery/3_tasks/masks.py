@@ -2,7 +2,8 @@
 Segmentation: explain a region
 ==============================
 
-The target can be the largest class, the region under a point, or a mask of pixels. This example uses points.
+The target can be the most frequent class apart from the background, the region under a point, or a mask of pixels.
+This example uses points.
 """
 
 import numpy as np

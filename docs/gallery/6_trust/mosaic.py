@@ -2,7 +2,7 @@
 The grid pointing game
 ======================
 
-Four photos of four classes form one mosaic. The score is the share of each heatmap in the cell of its class.
+Four photos of four classes form one mosaic. The score of a heatmap is its share inside the cell of its class.
 """
 
 import numpy as np
