@@ -17,7 +17,8 @@ for steps in (10, 40):
     print(f"{steps} steps: score {attribution.scores.item():.2f}, gap {attribution.gaps.item():.3f}")
 
 # %%
-# On the left is the image as the model sees it. Pixels brighter than grey raise the score, and darker pixels lower it.
+# On the left is the image as the model sees it. On the right are the attributions: pixels brighter than grey raise the
+# score, and darker pixels lower it.
 image = ((images[0] + 1) * 127.5).byte().permute(1, 2, 0).numpy()
 gradcam.write_image(
     "integrated.png", np.hstack([image, gradcam.attributions.draw_attribution(attribution.values[0, 0])])
