@@ -243,7 +243,7 @@ def _save_random_states(modules: Sequence[nn.Module]) -> Callable[[], None]:
     states = [generator.get_state() for generator in generators]
     words, (last_words, *other_states) = _read_words(), _last_states[0]
     if words != last_words:
-        other_states = [random.getstate(), np.random.get_state()]
+        other_states = [random.getstate(), np.random.get_state(legacy=False)]
         _last_states[0] = (words, *other_states)
 
     def restore() -> None:

@@ -1,5 +1,6 @@
 """Check automatic choices: the default layer, the order of its tokens, and what is cached about a model."""
 
+import contextlib
 import copy
 import random
 import warnings
@@ -560,6 +561,38 @@ def test_random_states_of_python_and_numpy_are_left_alone() -> None:
         random.seed(1), random.gauss(0, 1), np.random.seed(1), np.random.randn(1), torch.manual_seed(1)
         gradcam.explain(model, torch.ones(1, 3, 16, 16), "0", target=1)
         assert (random.gauss(0, 1), np.random.randn(2).tolist(), torch.rand(2).tolist()) == expected
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: random.gauss(0, 1),
+        lambda: [random.getrandbits(32) for _ in range(624)],  # The generator's position is the same as before.
+        lambda: random.seed(2),
+        lambda: np.random.bytes(4 * 624),
+        lambda: np.random.randn(),
+        lambda: np.random.seed(2),
+    ],
+)
+@pytest.mark.parametrize("bits", [np.random.MT19937, np.random.PCG64])
+def test_every_use_of_a_global_generator_is_undone(draw: Callable[[], Any], bits: type) -> None:
+    class Draws(nn.Sequential):
+        def forward(self, images: Tensor) -> Tensor:
+            with contextlib.suppress(TypeError):  # NumPy seeds only an MT19937.
+                draw()
+            return super().forward(images)
+
+    model = Draws(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
+    original = np.random.get_bit_generator()
+    np.random.set_bit_generator(bits(1))
+    try:
+        for _ in range(2):
+            before = random.getstate(), repr(np.random.get_state(legacy=False))
+            gradcam.explain(model, torch.ones(1, 3, 16, 16), "0", target=1)
+            assert (random.getstate(), repr(np.random.get_state(legacy=False))) == before
+            random.random(), np.random.rand()
+    finally:
+        np.random.set_bit_generator(original)
 
 
 def test_vilt_whose_token_types_are_embedded_twice_is_explained() -> None:

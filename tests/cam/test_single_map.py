@@ -1,0 +1,76 @@
+"""Check that a single map, which a function of its own computes, equals the same map among several."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.cam.methods.base import GradientMethod
+from tests.helpers import FunctionModule
+
+METHODS = [name for name, method in gradcam.METHODS.items() if isinstance(method, GradientMethod)]
+
+
+def build_channels_last() -> nn.Module:
+    to_last, pool = FunctionModule(lambda _, x: x.permute(0, 2, 3, 1)), FunctionModule(lambda _, x: x.mean((1, 2)))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 4, 4), to_last, nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU(), pool, nn.Linear(8, 5)
+    )
+
+
+def build_tokens() -> nn.Module:
+    to_tokens, pool = FunctionModule(lambda _, x: x.flatten(2).mT), FunctionModule(lambda _, x: x.mean(1))
+    return nn.Sequential(nn.Conv2d(3, 8, 16, 16), to_tokens, nn.Linear(8, 8), nn.GELU(), pool, nn.Linear(8, 5))
+
+
+def build_volume() -> nn.Module:
+    return nn.Sequential(nn.Conv3d(3, 8, 4, 4), nn.SiLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(8, 5))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], str, tuple[int, ...]]] = {
+    "convolution": (lambda: torchvision.models.resnet18(weights=None, num_classes=5), "layer4", (3, 128, 96)),
+    "early": (lambda: torchvision.models.mobilenet_v3_small(weights=None, num_classes=5), "features.1", (3, 64, 96)),
+    "tokens": (build_tokens, "3", (3, 64, 64)),
+    "channels last": (build_channels_last, "3", (3, 32, 48)),
+    "volume": (build_volume, "1", (3, 8, 16, 16)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_single_map_equals_the_same_map_among_several(name: str, method: str) -> None:
+    torch.manual_seed(0)
+    build, layer, size = CASES[name]
+    model, image = build().eval(), torch.rand(1, *size)
+    several = gradcam.explain(model, image, layer, method=method, target=[[3, 1]], evidence=choose_evidence(method))
+    single = gradcam.explain(model, image, layer, method=method, target=[[3]], evidence=choose_evidence(method))
+    assert single.maps.any() or method == "eigengradcam"  # The sign of a principal component may hide it.
+    torch.testing.assert_close(single.maps, several.maps[:, :1], rtol=1e-4, atol=1e-6 * single.maps.abs().max().item())
+    torch.testing.assert_close(single.heatmaps, several.heatmaps[:, :1], rtol=1e-4, atol=1e-5)
+    assert (single.layout, single.layer, single.scores.item()) == (several.layout, layer, several.scores[0, 0].item())
+
+
+def choose_evidence(method: str) -> str:
+    return "signed" if gradcam.METHODS[method].is_signed else "positive"
+
+
+@pytest.mark.parametrize("change", [lambda x: x, torch.square])
+def test_a_cast_to_float16_is_found_after_the_copy_of_the_layer(change: Callable[[Tensor], Tensor]) -> None:
+    # The gradients are about 1e-9. They underflow in float16, unless the scores are scaled before the backward pass.
+    head = nn.Linear(4, 2).half()
+    cast = FunctionModule(lambda _, x: change(x.half()).float().mean((2, 3)).half())
+    shrink = FunctionModule(lambda _, x: x.float() * 1e-6)
+    precise = FunctionModule(lambda _, x: (change(x).mean((2, 3)) @ head.weight.float().T) * 1e-6)
+    convolution, image = nn.Conv2d(3, 4, 3), torch.rand(1, 3, 16, 16)
+    models = (nn.Sequential(convolution, cast, head, shrink), nn.Sequential(convolution, precise))
+    maps, expected = (gradcam.explain(x.eval(), image, "0", target=[[1]], evidence="signed").maps for x in models)
+    torch.testing.assert_close(maps, expected, rtol=0.05, atol=0.02 * expected.abs().max().item())
+
+
+def test_a_map_of_a_single_layer_has_the_layers_name() -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    joined = gradcam.explain(model, torch.rand(1, 3, 64, 64), layers=["layer4"], join="sum", target=3)
+    assert joined.layer == "layer4"
