@@ -200,11 +200,11 @@ def recorded_pass(
                 recorder.require_single_path(scored.values)
         for recorder in recorders.values():
             stack.callback(recorder.release)
-        device = scored.values.device.type
-        autocast = caller_autocast(device)
-        # Maps are computed without autocast, because autocast would compute products in half precision.
-        if autocast is not None:
-            stack.enter_context(pytorch.without_autocast(device))
+        autocast = None
+        if pytorch.runs_in_autocast(scored.values):
+            autocast = torch.get_autocast_dtype(scored.values.device.type)
+            # Maps are computed without autocast, because autocast would compute products in half precision.
+            stack.enter_context(pytorch.without_autocast(scored.values.device.type))
         pytorch.set_grad_mode(False)  # `preserve_state` restores the caller's mode.
         frame = None
         if frames or batch.windows is not None or batch.listed is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradcam.hooks.containers import Batch, map_tensors, take_rows
-from gradcam.hooks.pytorch import is_autocast_enabled, set_grad_mode, without_autocast
+from gradcam.hooks.pytorch import runs_in_autocast, set_grad_mode, without_autocast
 
 Part = tuple[tuple[float, ...], tuple[float, ...]]  # (start, length) along each axis
 
@@ -84,8 +84,11 @@ def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], device:
 
     `options` are those of `to_heatmaps`. The caller's grad mode and autocast have no effect.
     """
-    if torch.is_inference_mode_enabled() or is_autocast_enabled(maps.device.type):
-        with torch.inference_mode(False), without_autocast(maps.device.type):
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return to_heatmaps_of_sizes(maps, sizes, device, **options)
+    if runs_in_autocast(maps):
+        with without_autocast(maps.device.type):
             return to_heatmaps_of_sizes(maps, sizes, device, **options)
     grad_mode = torch.is_grad_enabled()
     set_grad_mode(False)

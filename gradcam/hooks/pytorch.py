@@ -306,6 +306,12 @@ is_autocast_enabled = torch.is_autocast_enabled if VERSION >= (2, 5) else _has_a
 without_autocast = partial(torch.autocast, enabled=False) if VERSION >= (2, 5) else _without_autocast
 
 
+def runs_in_autocast(tensor: Tensor) -> bool:
+    """Return whether autocast is enabled for the tensor's device."""
+    # Reading the type of a device takes as long as a small kernel, so first check whether autocast is enabled at all.
+    return torch._C._is_any_autocast_enabled() and is_autocast_enabled(tensor.device.type)
+
+
 def autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     """Return a context that enables autocast to a dtype, or disables autocast if the dtype is None."""
     return without_autocast(device) if dtype is None else torch.autocast(device, dtype=dtype)
