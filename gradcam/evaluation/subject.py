@@ -21,6 +21,7 @@ from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.options import check_count
 from gradcam.targets.classes import check_classes, to_probabilities
+from gradcam.targets.heads import MAX_SUM_ERROR
 
 BASELINES = ("blur", "mean", "zero")
 BLUR_RADIUS_PIXELS = 5  # radius for images with a shorter side of `BLUR_IMAGE_PIXELS`, as in RISE's code
@@ -66,7 +67,7 @@ class Subject:
     TargetError
         If a class is invalid.
     ModelError
-        If the model's output is NaN or infinite.
+        If the model's output is NaN or infinite, or if its values are not probabilities.
     GradcamError
         If the batch size is invalid.
 
@@ -108,6 +109,8 @@ class Subject:
         with preserve_state(self.model), torch.no_grad():
             self.all_probabilities = _require_finite(torch.cat(list(self._run([self.images]))))
         check_probabilities(self.all_probabilities.shape[1], activation)
+        if activation == "none":
+            _require_unit_interval(self.all_probabilities)
         if classes is None:
             self.classes = self.all_probabilities.argmax(1)
         else:
@@ -229,6 +232,13 @@ def _require_finite(probabilities: Tensor) -> Tensor:
     if not probabilities.isfinite().all():
         raise ModelError("The model's output contains NaN or infinite values: check the weights and the images.")
     return probabilities
+
+
+def _require_unit_interval(values: Tensor) -> None:
+    worst = float(values.flatten()[(values - 0.5).abs().argmax()])
+    if not -MAX_SUM_ERROR <= worst <= 1 + MAX_SUM_ERROR:
+        advice = "Use gradcam run instead. If the values are logits, give --activation softmax (activation= in Python)."
+        raise ModelError(f"The model's output contains {worst:.4g}, but evaluation needs probabilities. {advice}")
 
 
 def describe_tensor(value: Any, *kinds: Any) -> str:

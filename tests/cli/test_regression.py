@@ -15,9 +15,9 @@ CODE = """
 import torch
 from torch import nn
 
-def value(bias=61.0):
+def value(bias=61.0, outputs=1):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, outputs))
     nn.init.constant_(model[4].bias, bias)
     return model
 
@@ -26,6 +26,12 @@ def share():
 
 def negative():
     return value(-0.25)
+
+def several():
+    return value(9.6, 3)
+
+def probabilities():
+    return nn.Sequential(value(0.0, 3), nn.Softmax(1))
 """
 PREPROCESSING = ["--size", "32", "--crop", "1", "--mean", "0,0,0", "--std", "1,1,1"]
 
@@ -99,3 +105,26 @@ def test_commands_that_evaluate_by_probabilities_refuse(
     assert outcome.status in (1, 2)
     (line,) = [line for line in outcome.err.splitlines() if "output is a single value" in line]
     assert "--activation sigmoid" in line
+
+
+@pytest.mark.parametrize("command", ["check", "evaluate", "recommend"])
+def test_commands_that_evaluate_refuse_several_values(
+    gradcam_command: Command, small: Photo, folder: Path, net: str, command: str
+) -> None:
+    images, arguments = small("coffee.jpg"), options(net, "several")
+    if command == "recommend":
+        arguments[2:4] = ["--activation", "none"]
+    outcome = gradcam_command(command, images, *arguments)
+    assert outcome.status in (1, 2)
+    (line,) = [line for line in outcome.err.splitlines() if "but evaluation needs probabilities" in line]
+    assert "The model's output contains 9." in line
+    assert "%" not in outcome.out
+
+
+@pytest.mark.parametrize("command", ["check", "evaluate"])
+def test_several_probabilities_are_evaluated(
+    gradcam_command: Command, small: Photo, folder: Path, net: str, command: str
+) -> None:
+    outcome = gradcam_command(command, small("coffee.jpg"), *options(net, "probabilities"))
+    assert "evaluation needs probabilities" not in outcome.err
+    assert "%" in outcome.out if command == "check" else outcome.status == 0

@@ -65,13 +65,22 @@ def test_activations() -> None:
     images = rows_of((0.0, math.log(3.0)), (-math.log(4.0), 0.25))
     subject = Subject(First(), images, 1, activation="sigmoid")
     torch.testing.assert_close(subject.all_probabilities, torch.tensor([[0.5, 0.75], [0.2, 1 / (1 + math.exp(-0.25))]]))
-    plain = Subject(First(), images, 1, activation="none")
-    torch.testing.assert_close(plain.probabilities, torch.tensor([math.log(3), 0.25]))
+    plain = Subject(First(), rows_of((0.75, 0.25), (0.0, 1.0)), 1, activation="none")
+    assert plain.probabilities.tolist() == [0.25, 1]
     # A single logit gives two probabilities: against the class, and for it.
     single = Subject(First(classes=1), images, activation="sigmoid")
     torch.testing.assert_close(single.all_probabilities, torch.tensor([[0.5, 0.5], [0.8, 0.2]]))
     assert Subject(First(classes=1), images, 0).probabilities.tolist() == pytest.approx([0.5, 0.8])
     assert Subject(First(classes=1), images, 1).probabilities.tolist() == pytest.approx([0.5, 0.2])
+
+
+@pytest.mark.parametrize("row", [(9.61, 0.5), (0.5, -0.25)])
+def test_values_that_are_no_probabilities_are_an_error(row: tuple[float, ...]) -> None:
+    value = next(value for value in row if not 0 <= value <= 1)
+    with pytest.raises(ModelError, match=f"contains {value}, but evaluation needs probabilities.*gradcam run"):
+        Subject(First(), rows_of((0.25, 0.75), row), activation="none")
+    rounded = Subject(First(), rows_of((1.00001, -0.00001)), activation="none")
+    assert rounded.probabilities.tolist() == [pytest.approx(1.00001)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
