@@ -145,6 +145,9 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **params: A
 
 def _load(role: str, name: str, params: dict[str, Any], layer: str | None = None) -> tuple[Classifier, str]:
     """Load the old or the new model, and return it with its title. Errors name the role of the model."""
+    from gradcam.adapters import find_family_classes
+    from gradcam.layers.find import unwrap
+
     values = {option: params[f"{option}_{role}"] for option in MODEL_OPTIONS}
     layer = values.pop("layer") or params["layer"] or layer
     changes = {option: value for option, value in values.items() if value is not None}
@@ -152,7 +155,10 @@ def _load(role: str, name: str, params: dict[str, Any], layer: str | None = None
     try:
         classifier = load_model(choice, layer=layer)
         if classifier.task != "classification":
-            raise ModelError(f"gradcam diff compares classifiers, but this model is for {classifier.task}.")
+            # Keypoint R-CNN has an adapter for boxes and an adapter for keypoints.
+            adapters = find_family_classes(type(unwrap(classifier.model)))
+            tasks = " and ".join(dict.fromkeys([classifier.task, *(adapter.task for adapter in adapters)]))
+            raise ModelError(f"gradcam diff compares classifiers, but this model is for {tasks}.")
         return classifier, _title(choice)
     except GradcamError as error:
         hint = f" Set the layer of {role.upper()} with --layer-{role}." if isinstance(error, LayerError) else ""

@@ -271,6 +271,15 @@ def test_mistakes_are_told_in_a_line(
     assert [file for file in files(folder) if "__pycache__" not in file] == before
 
 
+def test_all_tasks_of_a_keypoint_model_are_named(diff: Command, folder: Path, pictures: Path) -> None:
+    code = "from tests.detectors import make_detector\n\ndef make():\n    return make_detector('{}').float()\n"
+    for name, tasks in (("keypointrcnn", "detection and pose"), ("fasterrcnn", "detection")):
+        (folder / f"{name}.py").write_text(code.format(name))
+        outcome = diff(f"{name}.py:make", f"{name}.py:make", pictures)
+        assert outcome.status == 2
+        assert f"compares classifiers, but this model is for {tasks}.\n" in outcome.err
+
+
 def test_progress(diff: Command, models: Callable[[str], str], small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small("koala.webp")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
