@@ -462,14 +462,12 @@ class ImageExplanation(ImageResult, ExplanationRegions, Explanation):
         if self.instances is None:
             return fields
         instances = self.instances[i]
-        fields["instances"] = [instances]
+        fields |= {"instances": [instances], "heatmaps": self.heatmaps[i][None, : len(instances)]}
         for name in ("maps", "scores", "classes"):  # Images with fewer instances are padded. Remove the padding.
             values = getattr(self, name)
             fields[name] = None if values is None else values[i : i + 1, : len(instances)]
-        fields["heatmaps"] = self.heatmaps[i][None, : len(instances)]
         if self.reference is not None:
-            tensors = {name: getattr(self.reference, name) for name in ("maps", "heatmaps", "scores")}
-            columns = {name: values[:, i : i + 1] for name, values in tensors.items()}
+            columns = {name: getattr(self.reference, name)[:, i : i + 1] for name in ("maps", "heatmaps", "scores")}
             fields["reference"] = replace(self.reference, **columns)
         return fields
 
@@ -499,8 +497,7 @@ def to_mark(instance: Instance) -> Mark:
     name = f"{number}{instance.name}" + ("" if score is None else f" {100 * score:.0f} %")
     text = name if instance.kind in ("box", "missed", "keypoint", "mask") else ""
     box = None if instance.kind == "mask" else instance.box
-    mask = None if instance.mask is None else instance.mask.cpu().numpy()
-    shape: dict[str, Any] = {"box": box, "edge": instance.edge, "mask": mask, "point": instance.point}
+    shape: dict[str, Any] = {"box": box, "edge": instance.edge, "mask": instance.mask, "point": instance.point}
     return Mark(**shape, text=text, number=instance.number, dashed=instance.kind == "missed")
 
 
