@@ -50,7 +50,7 @@ def list_tests() -> list[GroundTruthTest]:
     return [
         GroundTruthTest("boxes, RetinaNet", "detector", measures.judge_boxes, draw, pyramid),
         GroundTruthTest("missed boxes, RetinaNet", "detector", measures.judge_missed, draw_missed, pyramid),
-        GroundTruthTest("regions, U-Net", "segmenter", measures.judge_masks, draw, segmentation, "bottleneck"),
+        GroundTruthTest("masks, U-Net", "segmenter", measures.judge_masks, draw, segmentation, "bottleneck"),
         GroundTruthTest(
             "sentences, convolutional encoder",
             "convolutional",

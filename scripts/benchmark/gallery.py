@@ -71,7 +71,7 @@ def measure_gallery(settings: Settings) -> Iterator[Table]:
         browser.close()
     times = {
         f"frame, while scrolling by {SCROLL} pixels a frame": frames,
-        "main thread in each of these frames, mean": busy,
+        "busy time of the main thread per frame": busy,
         "search, from a key to the new list": searches,
     }
     rows = [[name, *_format(np.array(milliseconds))] for name, milliseconds in times.items()]

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 SEED, NOISE_SEED = 0, 50  # The check mixes noise with seed 0 itself, so the checked map has other noise.
 FIRST_SCENE = 100  # The limits of the near controls were calibrated with scenes 0 to 79.
 TRUE_MAP = "gradcam"
-PASSED, RESOLVED, VERIFIED = "passed", "a resolution finer than a third", "class verified"
-TOO_FINE = "a resolution not above its displacement"
+PASSED, RESOLVED, VERIFIED = "passed", "a resolution finer than a third of the image", "class verified"
+TOO_FINE = "a resolution of the displacement or less"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def list_cases(scene: Scene) -> Iterator[NearCase]:
         for signs in DIRECTIONS.values():
             yield NearCase(title, change(explain, lambda m, s=share, d=signs: move(m, s, d)), round(share * longest))
     shapes: dict[str, Callable[[Tensor], Tensor]] = {
-        "mirrored about its centroid": mirror_about_centroid,
+        "rotated by 180 degrees": mirror_about_centroid,
         "half noise": lambda heatmap: mix_with_noise(heatmap, NOISE_SEED),
         "blob at maximum": lambda heatmap: make_blob(heatmap, grid),
     }

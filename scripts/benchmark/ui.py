@@ -74,7 +74,7 @@ def measure_ui(settings: Settings) -> Iterator[Table]:
         "the server afterwards, idle": final,
     }
     rows += [
-        [name, f"{size / MEGABYTE:.0f} MB", f"{size / loaded:.2f} of that process"] for name, size in sizes.items()
+        [name, f"{size / MEGABYTE:.0f} MB", f"{size / loaded:.2f} x"] for name, size in sizes.items()
     ]
     yield Table("ui", TITLE, ["", "median", "quartiles"], rows, [], [times, sizes])
 
