@@ -2,7 +2,7 @@
 Explain one class against another
 =================================
 
-The score is the logit of a class minus the logit of a rival class. Evidence shared by both classes cancels out.
+The score is the logit of one class minus the logit of another class. Evidence that both classes share cancels out.
 """
 
 import gradcam

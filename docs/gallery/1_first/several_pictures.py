@@ -2,7 +2,7 @@
 Explain a batch of images
 =========================
 
-All images of a batch share one pass. Each image is explained for its own top class.
+All images of a batch share one forward pass. Each image is explained for its own top class.
 """
 
 import gradcam

@@ -2,7 +2,7 @@
 Six CAM methods side by side
 ============================
 
-All heatmaps come from a single pass through the network, for two classes.
+The heatmaps of all six methods, for two classes each, come from a single forward pass.
 """
 
 import gradcam

@@ -2,8 +2,8 @@
 Less noise with flips and scales
 ================================
 
-The heatmap is the mean over six views in one batch: the image and its mirror image, each with its values multiplied
-by 1, 0.9 and 1.1.
+The second heatmap is the mean over six views in one batch. The views are the image and its mirror image, each with
+its values multiplied by 1, 0.9 and 1.1.
 """
 
 import gradcam

@@ -2,7 +2,8 @@
 Frozen, in training mode, half precision
 ========================================
 
-Simple hooks fail on these three variants of a model. gradcam returns the same heatmap for each variant.
+Some libraries fail on frozen or bfloat16 models, or change models in training mode. gradcam explains all three. It
+returns the heatmap of the original model, except for rounding errors in bfloat16.
 """
 
 import numpy as np

@@ -33,7 +33,7 @@ for _ in range(300):
 model = torch.nn.Sequential(backbone, head)
 
 # %%
-# Explain four labels of one image in one pass.
+# Explain four labels of one image in one forward pass.
 classifier = gradcam.load_classifier(
     model, labels=PROPERTIES, activation="sigmoid", size=96, crop=1, mean=[0] * 3, std=[1] * 3
 )

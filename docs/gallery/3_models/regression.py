@@ -20,7 +20,7 @@ areas = [[100 * sum(thing.mask.mean() for thing in scene.things)] for scene in t
 model = torch.nn.Sequential(encoder, fit_head(encoder, training_scenes, torch.tensor(areas)))
 
 # %%
-# Explain four new images in one pass.
+# Explain four new images in one batch.
 scenes = [next(scene for scene in draw_scenes(5, 60) if len(scene.things) == count) for count in (1, 2, 3, 4)]
 explanation = gradcam.explain(model, to_images(scenes), evidence="signed")
 columns = []

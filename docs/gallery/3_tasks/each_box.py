@@ -2,7 +2,7 @@
 Object detection: explain each box
 ==================================
 
-Each detection gets a heatmap. All heatmaps come from one pass.
+Each detection gets a heatmap. All heatmaps come from one forward pass.
 Detectors from torchvision, Hugging Face and your own code work the same way.
 """
 

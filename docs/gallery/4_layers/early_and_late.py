@@ -2,7 +2,7 @@
 Early and deep layers
 =====================
 
-Earlier layers have finer cells and simpler features.
+Earlier layers have finer grids and simpler features.
 """
 
 import gradcam

@@ -2,8 +2,8 @@
 Several layers in one heatmap
 =============================
 
-The first image is the mean of two heatmaps, each divided by its maximum.
-The second image is the sum of the raw maps on the finest grid.
+The first image is the mean of the heatmaps of two layers, each divided by its maximum.
+The second image is the sum of the raw maps of both layers, on the finer of the two grids.
 """
 
 import gradcam

@@ -2,7 +2,7 @@
 Integrated gradients
 ====================
 
-The attributions sum to the score of the image minus the score of the baseline. The printed
+The attributions sum to the score of the image minus the score of a baseline image, by default all zeros. The printed
 gap is the numerical error: how far the computed sum is from this difference.
 """
 

@@ -2,7 +2,7 @@
 Check a heatmap
 ===============
 
-Five tests compare a heatmap with control maps: heatmaps that do not explain the class.
+Run five tests of a heatmap, and compare it with control maps: heatmaps that do not explain the class.
 """
 
 import gradcam

@@ -2,7 +2,8 @@
 A control that fails the check
 ==============================
 
-A blob in the centre looks convincing on many photos. The check detects that it explains nothing.
+A heatmap that is always a blob in the centre looks convincing on many photos. The check detects that this heatmap
+explains nothing.
 """
 
 import gradcam

@@ -2,7 +2,7 @@
 Insertion, deletion and ROAD
 ============================
 
-The metrics take heatmaps from any library, as tensors.
+These three metrics take heatmaps from any library, as tensors.
 """
 
 import matplotlib.pyplot as plt

@@ -2,7 +2,8 @@
 The grid pointing game
 ======================
 
-Four photos of four classes form one mosaic. The score of a heatmap is its share inside the cell of its class.
+Four photos of four classes form one mosaic. The score of a heatmap is the share of its values that lies on the photo
+of its class.
 """
 
 import numpy as np
@@ -21,8 +22,8 @@ for method in ("gradcam", "eigencam"):
     print(f"{method:9}", " ".join(f"{name} {share:.2f}" for name, share in zip(mosaic.names, game.mass[0].tolist())))
 
 # %%
-# Eigen-CAM makes the same heatmap for all four classes. The shares of the four cells therefore sum to 1, and their mean
-# is a quarter.
+# Eigen-CAM makes the same heatmap for all four classes. The shares of the four photos therefore sum to 1, and their
+# mean is a quarter.
 # The next figure shows Grad-CAM's heatmaps of the four classes:
 low, high = mosaic.image.aminmax()
 picture = ((mosaic.image - low) / (high - low) * 255).byte().permute(1, 2, 0).numpy()

@@ -2,8 +2,8 @@
 Colour maps and opacity
 =======================
 
-The six images show the same heatmap. The top row has the default, turbo on grey, and viridis on grey. The bottom row
-has turbo on the colour image, jet with a uniform opacity, and cividis on grey.
+The six images show the same heatmap. The top row has the default (inferno on grey), turbo on grey, and viridis on grey.
+The bottom row has turbo on the colour image, jet on the colour image with a uniform opacity, and cividis on grey.
 """
 
 import numpy as np
