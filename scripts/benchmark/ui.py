@@ -73,9 +73,7 @@ def measure_ui(settings: Settings) -> Iterator[Table]:
         "the server before the first image": initial,
         "the server afterwards, idle": final,
     }
-    rows += [
-        [name, f"{size / MEGABYTE:.0f} MB", f"{size / loaded:.2f} x"] for name, size in sizes.items()
-    ]
+    rows += [[name, f"{size / MEGABYTE:.0f} MB", f"{size / loaded:.2f} x"] for name, size in sizes.items()]
     yield Table("ui", TITLE, ["", "median", "quartiles"], rows, [], [times, sizes])
 
 
