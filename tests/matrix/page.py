@@ -10,14 +10,18 @@ from tests.matrix.models import PROVIDERS, TASKS
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "matrix.md"
 HEAD = """# Providers, tasks and commands
 
-For every provider and task, the commands were run with a small, randomly initialised model. The task `text` compares an
-image with sentences, and `likeness` compares two images. Repeat all tests with `scripts/check_matrix`. Each cell has
+A provider is the source of a model: the package itself (`embedded`), a library, or a function in your own file
+(`FILE.py`). For every provider and task, the commands were tested with one model: for `embedded`, the package's
+classifier; otherwise, a model with random weights. The task `text` compares an image with sentences, and `likeness`
+compares two images. The column `--json` is `gradcam run --json`. `scripts/check_matrix` repeats all tests. Each cell has
 one of three values:
 
-- ✓ is a verified result. If a square is painted into the image, the heatmap changes at the square. `batch` gives the
-  same maps as `run`. A resumed run gives the same maps as an uninterrupted run. `diff` of a model with itself finds no
-  difference.
-- A number refers to an error message in the list below the table.
+- ✓ means that the command passed its test. `run`: if a square is painted into the image, the heatmap changes at the
+  square. `batch`: the maps are the same as with `run`. `batch --resume`: an interrupted run, once resumed, gives the same
+  maps as an uninterrupted run. `diff`: a model compared with itself shows no difference. For the other commands, the test
+  checks that the output is complete.
+- A number refers to an error message in the list below the table. In the messages, `painted.png`, `plain.png` and
+  `other.png` are the test images, and `OLD` is the first model that was passed to `diff`.
 - An empty cell was not tested.
 
 """
