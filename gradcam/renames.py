@@ -16,12 +16,12 @@ Kind = Literal["name", "parameter", "attribute", "option", "key", "value"]
 REMOVED_IN = "0.5"
 
 # The kinds of records that have renamed keys.
-CHECK, DIFF, AUDIT, RECOMMEND, EVALUATE, FEATURES, TRACE = (
+CHECK, DIFF, AUDIT, RECOMMEND, FEATURES, TRACE = (
     f"gradcam {command} --json"
-    for command in ("check", "diff", "audit", "recommend", "evaluate", "inspect features", "inspect trace")
+    for command in ("check", "diff", "audit", "recommend", "inspect features", "inspect trace")
 )
-JOURNAL = "kind in gradcam evaluate --json and its journal"
-RUN, PAGE, DRAWN_DIFF = "run.json", "the data of an HTML page", "ImageDiff.draw()"
+EVALUATE, JOURNAL = "results.json of gradcam evaluate", "`kind` in gradcam evaluate --json and journal.jsonl"
+RUN, PAGE, DRAWN_DIFF = "run.json", "page.to_data()", "ImageDiff.draw()"
 
 
 class Rename(NamedTuple):
