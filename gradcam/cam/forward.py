@@ -200,9 +200,8 @@ def recorded_pass(
                 recorder.require_single_path(scored.values)
         for recorder in recorders.values():
             stack.callback(recorder.release)
-        autocast = None
-        if pytorch.runs_in_autocast(scored.values):
-            autocast = torch.get_autocast_dtype(scored.values.device.type)
+        autocast = caller_autocast(scored.values.device.type) if pytorch.is_any_autocast_enabled() else None
+        if autocast is not None:
             # Maps are computed without autocast, because autocast would compute products in half precision.
             stack.enter_context(pytorch.without_autocast(scored.values.device.type))
         pytorch.set_grad_mode(False)  # `preserve_state` restores the caller's mode.

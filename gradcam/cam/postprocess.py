@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradcam.hooks.containers import Batch, map_tensors, take_rows
-from gradcam.hooks.pytorch import runs_in_autocast, set_grad_mode, without_autocast
+from gradcam.hooks.pytorch import is_any_autocast_enabled, is_autocast_enabled, set_grad_mode, without_autocast
 
 Part = tuple[tuple[float, ...], tuple[float, ...]]  # (start, length) along each axis
 
@@ -87,7 +87,7 @@ def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], device:
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
             return to_heatmaps_of_sizes(maps, sizes, device, **options)
-    if runs_in_autocast(maps):
+    if is_any_autocast_enabled() and is_autocast_enabled(maps.device.type):
         with without_autocast(maps.device.type):
             return to_heatmaps_of_sizes(maps, sizes, device, **options)
     grad_mode = torch.is_grad_enabled()

@@ -301,15 +301,11 @@ def _without_autocast(device: str) -> AbstractContextManager[Any]:
     return contextlib.nullcontext() if device == "mps" else torch.autocast(device, enabled=False)
 
 
+# Returns whether autocast is enabled for any device. Call this first: reading a device's type takes as long as a kernel.
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 # Before PyTorch 2.5, autocast does not support "mps".
 is_autocast_enabled = torch.is_autocast_enabled if VERSION >= (2, 5) else _has_autocast
 without_autocast = partial(torch.autocast, enabled=False) if VERSION >= (2, 5) else _without_autocast
-
-
-def runs_in_autocast(tensor: Tensor) -> bool:
-    """Return whether autocast is enabled for the tensor's device."""
-    # Reading the type of a device takes as long as a small kernel, so first check whether autocast is enabled at all.
-    return torch._C._is_any_autocast_enabled() and is_autocast_enabled(tensor.device.type)
 
 
 def autocast(device: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
