@@ -106,8 +106,8 @@ BASES: dict[str, dict[str, Any]] = {
 }
 # How the opacity depends on the value of the heatmap.
 BLENDS = {
-    "grow": "the opacity rises up to the heatmap's maximum",
-    "fade": "the opacity is already largest at half of the maximum",
+    "grow": "the opacity rises with the heatmap's value",
+    "fade": "the opacity rises faster, and is largest from half of the heatmap's maximum on",
     "uniform": "the opacity is the same everywhere",
 }
 

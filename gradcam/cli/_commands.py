@@ -136,8 +136,8 @@ def to_layout(text: str) -> str | tuple[int, ...]:
     if text.replace("-", " ") in LAYOUTS:
         return text
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){1,2}", text):
-        problem = f"{text!r} is not a layout"
-        raise GradcamError(f"{problem}: expected a grid, such as 14x14, or one of {join_names(LAYOUTS)}.")
+        names = join_names(name.replace(" ", "-") for name in LAYOUTS)
+        raise GradcamError(f"{text!r} is not a layout: expected a grid, such as 14x14, or one of {names}.")
     return tuple(map(int, text.split("x")))
 
 

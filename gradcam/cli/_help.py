@@ -30,7 +30,7 @@ EXAMPLES = {
     "batch": (
         "gradcam batch photos/ -o explained/ --report  # a folder, with a gallery",
         "gradcam batch photos/ -o explained/ --resume  # continue a run that was interrupted",
-        "gradcam batch photos.tar -o maps/ --save map --format png  # an archive, with raw heatmaps as .npy arrays",
+        "gradcam batch photos.tar -o maps/ --save map  # an archive, with raw heatmaps as .npy arrays",
     ),
     "report": (
         "gradcam batch photos/ -o explained/ --save overlay,boxes  # explain a folder",

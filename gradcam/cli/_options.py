@@ -64,7 +64,9 @@ def option(
 def _find_numbers(names: Sequence[str]) -> Sequence[int]:
     if invalid := [name for name in names if not re.fullmatch(r"\d{1,9}", name, re.ASCII)]:
         problem = f"{invalid[0]!r} is not a whole number"
-        raise GradcamError(f"{problem}: give one number, 0 or more, or several numbers such as 0,2,5.")
+        raise GradcamError(
+            f"{problem}: give a number from 0, such as 2, or several numbers with commas, such as 0,2,5."
+        )
     return [int(name) for name in names]
 
 
@@ -246,6 +248,7 @@ def output_file(*suffixes: str) -> Parser:
 
 _LABELS_SETTINGS = "File with the names of the model's classes, one per line or as JSON.", parse.FILE
 _LABELS = option("--labels FILE", *_LABELS_SETTINGS)
+_LAYOUT_CHOICES = ", ".join(f"{name.replace(' ', '-')} {axes}" for name, axes in allowed.LAYOUTS.items())
 _MODEL = (
     option(
         "-m --model NAME",
@@ -272,7 +275,7 @@ _MODEL = (
     ),
     option(
         "--crop SHARE",
-        "Fraction of the resized image that the centre crop keeps, up to 1 (the whole image).",
+        "Share of the resized image's shorter side that the centre crop keeps, up to 1.",
         real(0, 1, above=True),
     ),
     choice(
@@ -288,8 +291,8 @@ _MODEL = (
     choice("--precision", allowed.PRECISIONS, "Floating-point precision of the model."),
     option(
         "--reshape GRID|LAYOUT",
-        "Layout of the layer's output, if it is not detected. Give the grid of the tokens, such as 14x14, or the order of "
-        f"the axes: {', '.join(map(' '.join, allowed.LAYOUTS.items()))}.",
+        "Layout of the layer's output, if it is not detected. Give the grid of the tokens, such as 14x14, or one of "
+        f"{_LAYOUT_CHOICES}. N: images; C or D: channels; h,w: grid; T: tokens.",
         parse.to_layout,
     ),
 )
@@ -304,13 +307,13 @@ _FIT = (
     choice(
         "--predictions",
         allowed.PREDICTIONS,
-        "Part of the image for the predictions: the model's default crop (own), or the part that is explained (seen).",
+        "Part of the image from which the model predicts. own: the model's default crop; seen: the part that --fit selects.",
     ),
 )
 _TARGET = (
     class_(
         "classes",
-        "Class name or index to explain; may be repeated. name:7 is the class whose name is 7.  [default: top class]",
+        "Class name or index to explain; may be repeated. For a class with the name 7, write name:7.  [default: top class]",
         multiple=True,
     ),
     number("--top-k K", "Explain the K most probable classes.", 1),
@@ -323,16 +326,16 @@ _TARGET = (
     score,
     against(
         "Alternative to contrast the target with: a class (needs --score contrast), a sentence (for --text), or a word "
-        "(for --prompt). Classes and sentences may be repeated. If you give a word without --word, the first token of the "
-        "answer is explained.",
+        "(for --prompt). Classes and sentences may be repeated. With a word, only the first token of the answer is "
+        "explained, unless you also give --word or --caption.",
         "NAME|SENTENCE",
     ),
     choice("--evidence", EVIDENCE, "Show evidence for the class (positive), against it (negative), or both (signed)."),
     choice(
         "--augmentation",
         allowed.AUGMENTATIONS,
-        "Average the heatmaps of several views. flip: the image and its mirror image. flip-scale: also copies of "
-        "both, with all values multiplied by 0.9 and by 1.1.",
+        "Average the heatmaps of several views. flip: the image and its mirror image. flip-scale: the "
+        "image and its mirror image, each with all values multiplied by 1, 0.9 and 1.1.",
     ),
     choice(
         "--smoothing",
@@ -342,7 +345,8 @@ _TARGET = (
     choice(
         "--interpolation",
         allowed.INTERPOLATIONS,
-        "Interpolation from the layer's cells to the pixels of the model's input. nearest: each cell is a block.",
+        "Interpolation from the layer's grid to the pixels of the model's input. nearest: each cell of the grid becomes "
+        "a block.",
     ),
 )
 
@@ -386,7 +390,7 @@ def names_option(
 
 
 _EDGE = option("--edge", "Detectors: explain the position of this edge of the box.", click.Choice(allowed.EDGES))
-_AXIS = option("--axis", "Pose models: coordinate to explain.", click.Choice(allowed.AXES))
+_AXIS = option("--axis", "Pose models: explain this coordinate of the keypoint.", click.Choice(allowed.AXES))
 _WITH_TEXT = "Vision-language models: further image in the same prompt, with its own heatmaps; may be repeated."
 _WITH = option("--with IMAGE", _WITH_TEXT, parse.FILE, name="with_images", multiple=True)
 _OTHER_TARGETS = (
@@ -407,7 +411,7 @@ _OTHER_TARGETS = (
     option(
         "--missed L,T,R,B",
         "Detectors: box around an object that was not detected; may be repeated. Give left, top, right and bottom in "
-        "pixels. With --class, an object of this class is expected in the box.",
+        "pixels. --class is the class of this object.",
         parse.to_box,
         multiple=True,
     ),
@@ -421,12 +425,12 @@ _OTHER_TARGETS = (
     option(
         "--text SENTENCE",
         "CLIP-like models: sentence to locate; may be repeated. Text-prompted detectors: objects to detect. Captioners: "
-        "as --prompt.",
+        "the same as --prompt.",
         parse.to_sentence,
         name="texts",
         multiple=True,
     ),
-    option("--like FILE", "Explain why the image is similar to this second image.", parse.FILE),
+    option("--like FILE", "Explain why the image is similar to FILE, a second image.", parse.FILE),
     option("--prompt TEXT", "Vision-language models: question or command about the image.", parse.to_sentence),
     click.option("--caption", is_flag=True, help="Captioners: explain every word of the caption or answer."),
     names_option(
@@ -441,7 +445,7 @@ _OTHER_TARGETS = (
     names_option(
         "--keypoint N|all",
         "Pose models: number of the keypoint to explain; may be repeated. The keypoint belongs to "
-        "the highest-scoring box, or to --box.  [default: 0]",
+        "the highest-scoring box, unless you give --box.  [default: 0]",
         name="keypoints",
         find=_find_numbers_or_all,
         completions=[ALL],
@@ -541,14 +545,15 @@ model_without_name = combine(*_MODEL[1:])  # without --model, for commands in wh
 # image is evaluated at a time.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS, _WITH))
 _AGAINST = (
-    "Alternative to contrast the target with: a sentence (for --text; may be repeated) or a word (for --prompt). If you "
-    "give a word without --word, the first token of the answer is explained."
+    "Alternative to contrast the target with: a sentence (for --text; may be repeated) or a word (for --prompt). With "
+    "a word, only the first token of the answer is explained, unless you also give --word or --caption."
 )
 other_targets = combine(*_EVALUATED_TARGETS, against(_AGAINST, "SENTENCE"))
 save = combine(
     names_option(
         "--save KIND[,KIND]",
-        f"Results to write: {', '.join(allowed.OUTPUT_KINDS)}; may be repeated.  [default: overlay]",
+        f"Results to write: {', '.join(allowed.OUTPUT_KINDS)}; may be repeated. "
+        f"{'; '.join(map(': '.join, allowed.OUTPUT_KINDS.items()))}.  [default: overlay]",
         name="saved",
         find=_find_saved,
         completions=allowed.OUTPUT_KINDS,
@@ -562,11 +567,12 @@ save = combine(
     ),
     choice("--box-method", allowed.BOX_METHODS, "For --save boxes: the box of the largest region, or of each region."),
 )
-figure = option(
-    "--figure FILE",
-    "Draw one figure for a paper: .pdf, .svg or .png. Other files are then only written with --save or --output.",
-    output_file(".pdf", ".svg", ".png"),
-)
+
+
+def figure(file_options: str) -> Callable[[Command], Command]:
+    """Return the option for a figure. If it is given, other files are written only with one of `file_options`."""
+    text = f"Draw one figure for a paper: .pdf, .svg or .png. Other files are then written only with {file_options}."
+    return option("--figure FILE", text, output_file(".pdf", ".svg", ".png"))
 
 
 def _list_look_defaults(name: str) -> str:

@@ -253,7 +253,7 @@ def to_single_target(settings: Settings, model: Classifier) -> Any:
     if model.task != "classification":
         return to_target(settings, model)
     if settings.against:
-        raise click.UsageError("In this command, --against only works with --text: remove --against.")
+        raise click.UsageError("In this command, --against works only with --text or --prompt: remove --against.")
     return model.find_class(settings.classes[0]) if settings.classes else None
 
 

@@ -116,7 +116,7 @@ def _format(audit: Audit, device: str, seconds: float) -> Iterator[str]:
     if len(clusters) > MAX_ROWS:
         yield f"  and {len(clusters) - MAX_ROWS} more (use --json to list them)"
     yield ""
-    yield "  Evidence that most images of a class share (often the object itself):"
+    yield "  Evidence that most images of a class share (often the object itself). High purity: the evidence looks similar."
     yield from _to_table("purity", audit.whole_class[:MAX_ROWS])
     yield ""
     first = clusters[0]
@@ -134,7 +134,7 @@ def _to_table(measure: str, clusters: Sequence[EvidenceCluster]) -> list[str]:
         rows.append((str(rank), f"{getattr(cluster, measure):.2f}", escape_controls(cluster.class_name), images, where))
     if measure == "suspicion":
         elsewhere = (f"{cluster.elsewhere} of {cluster.other_image_count}" for cluster in clusters)
-        rows = [(*row, cell) for row, cell in zip(rows, ("evidence there in other classes", *elsewhere))]
+        rows = [(*row, cell) for row, cell in zip(rows, ("images of other classes with evidence there", *elsewhere))]
     return [f"  {line}" for line in terminal.align(rows, right=(0,))]
 
 
@@ -162,7 +162,7 @@ def _to_card(cluster: EvidenceCluster, suffix: str = "") -> Card:
         ("Rarity of appearance", f"{cluster.apart:.2f}"),
         ("Purity", f"{cluster.purity:.2f}"),
         ("Images", f"{len(cluster.members)} of {cluster.image_count}"),
-        ("As much evidence there in other classes", f"{cluster.elsewhere} of {cluster.other_image_count}"),
+        ("Images of other classes with as much evidence there", f"{cluster.elsewhere} of {cluster.other_image_count}"),
     ]
     badge = f"{cluster.where}{', not clustered' if cluster.is_rest else suffix}"
     return Card(cluster.class_name, badge, facts, cluster.draw())

@@ -379,7 +379,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @options.option(
     "-o --output DIR",
-    "Folder for the results, or its URL in a store, such as s3://bucket/explained.",
+    "Folder for the results, or a URL in a store, such as s3://bucket/explained.",
     options.FOLDER,
     name="folder",
     required=True,

@@ -101,8 +101,9 @@ def _split_arguments(words: tuple[str, ...], params: dict[str, Any]) -> tuple[tu
 def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Compare the predictions and heatmaps of two models.
 
-    OLD and NEW are model names, as for `gradcam run --model`. Both heatmaps explain the class that OLD predicts. Images
-    with the same prediction and different heatmaps are listed first.
+    OLD and NEW are model names, as for `gradcam run --model`. With --save or --against, give one model instead of two.
+    Both heatmaps of an image explain the class that OLD predicts. Images with the same prediction and different heatmaps
+    are listed first.
 
     Three numbers compare the heatmaps. "correlation" is the rank correlation of their pixels, from -1 to 1. "top 30 %" is
     the overlap of the highest 30 % of the pixels; unrelated heatmaps overlap by about 30 %. "moved" is the distance between

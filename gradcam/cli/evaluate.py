@@ -66,7 +66,7 @@ MAX_LISTED_METHODS = 3  # number of methods in the last printed line
 @options.names_option(
     "--method NAME[,NAME]",
     f"CAM method to compare (see `gradcam methods`); may be repeated. FILE.py:NAME is your own method. "
-    f"Groups: {', '.join(METHOD_GROUPS)}.  [default: {','.join(DEFAULT_METHODS)}]",
+    f"Groups: {', '.join(METHOD_GROUPS)} (one forward pass).  [default: {','.join(DEFAULT_METHODS)}]",
     name="methods",
     find=list,
     completions=[*METHODS, *METHOD_GROUPS, *CONTROLS, *list_entry_points("methods")],
@@ -96,8 +96,9 @@ MAX_LISTED_METHODS = 3  # number of methods in the last printed line
 @options.number("--limit", "Maximum number of images, sampled at random.")
 @options.number("--seed", "Random seed.", 0, minimum=0, maximum=MAX_SEED)
 @options.output_option(
-    "Output folder or file. In a folder, the command writes tables (.csv, .json, .tex), curves.png and examples.png. "
-    "For a file (.csv, .json or .tex), only this table is written."
+    "Output folder, or file for one table (.csv, .json or .tex). A folder gets all three tables, curves.png and "
+    "examples.png. For --resume, the results of each image are also written: to journal.jsonl in the folder, or to "
+    "FILE.journal beside the file."
 )
 @click.option("--resume", is_flag=True, help="Resume an earlier study. Only missing and failed images are evaluated.")
 @click.option("--overwrite", is_flag=True, help="Replace the results of an earlier study.")
@@ -110,12 +111,13 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
     For each method, the table shows the mean, the 95 % confidence interval of the mean, and the paired difference from
     the best method. Two methods count as different only if their difference is significant after correction for all
     pairs of methods. Control maps, which do not explain the class, are also evaluated. If a control map does as well as
-    the best method, the metric says little.
+    the best method, the metric says little
+    about the methods.
 
     All methods explain the same class, and their heatmaps have the same size. With --layer, all methods also use the
     same layer. For detectors and segmenters, the highest-scoring detection of each image is explained. With
     --annotations, the highest-scoring detection of an annotated class is explained. With --output, you can stop a study
-    and continue it with --resume.
+    (a run of this command) and continue it with --resume.
     """
     resume, overwrite, output = params["resume"], params["overwrite"], OutputMode(as_json, quiet)
     if resume and overwrite:

@@ -57,7 +57,7 @@ def page_command(
     probable classes have heatmaps.
 
     INPUT is a file, folder, glob, list or archive, as for `gradcam batch`. For several images, each image gets a page,
-    and index.html is a gallery with links to the pages. Overlays and records are also written, as with `gradcam batch
+    and index.html is a gallery with links to the pages. Overlays and records are then also written, as with `gradcam batch
     --report --pages`.
     """
     output_mode = OutputMode(as_json=False, quiet=quiet)

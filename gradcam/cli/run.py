@@ -31,7 +31,7 @@ SIGNED = ("gradcam", "xgradcam", "hirescam", "finercam")
 @options.explain_options()
 @options.output
 @options.save
-@options.figure
+@options.figure("--save or --output")
 @options.edits
 @options.appearance
 @options.printing
@@ -42,11 +42,12 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: 
     top class (classifiers), the highest-scoring box (detectors), the largest class (segmenters), or every word of the
     caption (captioners). Predictions are printed with their numbers, so that you can choose a different target.
 
-    Overlays are called <image>-<method>.png. If you choose a class, box, sentence or word, or if several are explained,
-    the name also contains the class, box, sentence or word. If several layers are explained, the name contains the
-    layer. The name also contains the kind of evidence, the model and the weights if these differ from the defaults.
+    Overlays are called <image>-<method>.png. If you choose a class, box, sentence or word, or if several of them are
+    explained, the name also contains the class, box, sentence or word. If several layers are explained, the name
+    contains the layer. The name also contains the kind of evidence, the model and the weights if these differ from the
+    defaults.
 
-    --figure draws all images on one figure, with a row per image and a column per class. With several methods or
+    --figure draws all images in one figure, with a row per image and a column per class. With several methods or
     layers, the figure has a row per image and class, and a column per method and layer.
     """
     output = OutputMode(as_json, quiet)
@@ -57,13 +58,13 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: 
 @options.images
 @options.explain_options(default="  [default: six common methods]")
 @options.output
-@options.figure
+@options.figure("--output")
 @options.appearance
 @options.printing
 def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Compare methods: draw a panel with a column per method, and a row per layer and class.
 
-    Single-pass methods share one pass of the model. Without --method, common methods are compared. Panels are called
+    Methods that need only one forward pass share this pass. Without --method, common methods are compared. Panels are called
     <image>-compare.png. With --evidence negative or signed, the name also contains "negative" or "signed". Without
     --layer, methods that assume non-negative activations may use a different layer than other methods. Each heading
     shows the layer of its column.

@@ -53,7 +53,7 @@ def _to_host_name(text: str) -> str:
 )
 @options.option(
     "--allow-host NAME",
-    "Another host name at which the page may be opened; may be repeated. Loopback names are always allowed.",
+    "Another host name at which the page may be opened; may be repeated. localhost and 127.0.0.1 are always allowed.",
     _to_host_name,
     multiple=True,
 )
@@ -77,7 +77,8 @@ def ui_command(
 
     Drop images on the page, and choose a model, layer, method and class: the heatmap is updated at once. If you brush over
     a part of the image, or move a window over it, the scores and the heatmap are computed without this part. You can
-    compare two models, or two checkpoints of one model. You can copy everything you do as a command, or save it as a page.
+    compare two models, or two checkpoints of one model. You can copy a command that repeats your steps, or save the heatmap
+    as an HTML page.
 
     Arguments can be images, folders, and output folders of `gradcam batch`. The page lists all images at the bottom. If
     this command runs on another machine, type `ssh -L 8765:127.0.0.1:8765 MACHINE` on your own machine, and open the

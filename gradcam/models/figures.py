@@ -37,7 +37,7 @@ SETTINGS |= {"text.parse_math": False, "text.usetex": False}
 METADATA: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {}}
 # The label of the colour bar, by the kind of evidence. On a user's axes, the part after the semicolon is left out.
 LABELS = {kind: f"{kind} evidence; 1 is the maximum of each heatmap" for kind in ("positive", "negative")}
-LABELS["signed"] = "evidence against (\N{MINUS SIGN}1) and for (1); 1 is the maximum of each heatmap"
+LABELS["signed"] = "evidence against (below 0) and for (above 0); ±1 is the largest magnitude in each heatmap"
 
 
 class FigurePanel(NamedTuple):

@@ -930,7 +930,7 @@ def test_a_reshape_that_does_not_fit_is_one_line(run: Command, small: Photo) -> 
 def test_a_reshape_is_a_grid_or_a_layout(run: Command, small: Photo, text: str) -> None:
     outcome = run(small("coffee.jpg"), f"--reshape={text}")
     assert outcome.status == 2
-    assert "expected a grid, such as 14x14, or one of 'channels first'" in " ".join(outcome.err.split())
+    assert "expected a grid, such as 14x14, or one of 'channels-first'" in " ".join(outcome.err.split())
 
 
 def test_a_reshape_where_no_method_has_a_layer(run: Command, small: Photo) -> None:

@@ -40,7 +40,11 @@ MAX_LISTED_CHANNELS = 5  # number of printed channels per layer
 @options.layers("Layers to draw", default="the model's default layer")
 @options.number("--channels", "Largest number of channels per layer.", 64)
 @options.number("--columns", "Number of cells per row.", 8, maximum=1000)
-@options.choice("--order", CHANNEL_ORDERS, "Order of the channels: strongest first, or by index.")
+@options.choice(
+    "--order",
+    CHANNEL_ORDERS,
+    "Order of the channels. strongest: highest mean absolute activation first; index: by number.",
+)
 @options.choice("--scale", CHANNEL_SCALES, "Scaling of the colours: for each channel, or for the whole layer.")
 @options.number("--cell", "Size of a cell in pixels.", 112, maximum=1024)
 @options.colormap("inferno", "OpenCV colour map for layers without negative values.")

@@ -127,7 +127,7 @@ def _summarise_names(names: Sequence[str]) -> str:
 @options.layers("Layers to list", default="all")
 @options.model
 @options.output_option("Output folder or file for the plot.  [default: the current folder]")
-@click.option("--all", "show_all", is_flag=True, help="Print all layers.")
+@click.option("--all", "show_all", is_flag=True, help="Print all layers. Without --all, a long table is shortened.")
 @options.printing
 def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Show vanishing and exploding gradients, layer by layer.
