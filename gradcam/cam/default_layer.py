@@ -205,7 +205,9 @@ class DefaultLayerSearch:
             raise BlindLayerError(BLIND)
         misplaced = next(iter(problems))
         if all("does not depend" in problem for problem in problems.values()):
-            raise LayerError(f"{problems[misplaced]} No other tested layer responds where the image changes.")
+            raise LayerError(
+                f"{problems[misplaced]} When a part of the image was changed, no other tested layer changed at this place."
+            )
         default = DefaultLayer(misplaced, is_recorded=default.is_recorded, is_misplaced=True)
         return default, try_layer(default)
 

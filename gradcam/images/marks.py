@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from gradcam.errors import ImageError, escape_controls, format_fields, join_names, shorten
+from gradcam.errors import ImageError, escape_controls, format_fields, shorten
 from gradcam.images.draw import GAP_PIXELS, join_below, join_rows, resize, scale_to_height
 from gradcam.images.opencv import cv2
 from gradcam.images.read import Pixels, Region, describe_array, to_numpy
 from gradcam.images.sheets import INK, MARGIN, WHITE, draw_legend, find_font, fit_text, measure_text
 from gradcam.images.write import check_pixels
-from gradcam.options import EDGES, check_count
+from gradcam.options import EDGES, check_choice, check_count
 
 Colour = tuple[int, ...]  # (red, green, blue)
 Rectangle = tuple[int, ...]  # (left, top, right, bottom) in whole pixels; right and bottom are exclusive
@@ -98,9 +98,10 @@ class Mark:
             check_count(self.number, "The number of a mark", "a whole number, 0 or more.", least=0, error=ImageError)
         _check_numbers(self.box, "box", "left, top, right, bottom")
         _check_numbers(self.point, "point", "across, down")
-        if self.edge is not None and (self.edge not in EDGES or self.box is None):
-            expected = f"one of {join_names(EDGES)}, in a mark with a box"
-            raise ImageError(f"The edge is {shorten(self.edge)}, expected {expected}.")
+        if self.edge is not None:
+            check_choice(self.edge, "The edge", EDGES, ImageError)
+            if self.box is None:
+                raise ImageError(f"The edge {self.edge!r} needs a box: pass box=(left, top, right, bottom).")
         if self.mask is not None:
             values = to_numpy(self.mask)
             if values.dtype != np.bool_ or values.ndim != 2:

@@ -41,7 +41,7 @@ UNADJUSTED = Adjustment(None, None, None, None)
 def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
     """Validate the user's changes, and return an `Adjustment`; raise `ModelError` for an invalid value."""
     if crop is not None and not (_is_number(crop) and 0 < crop <= 1):
-        expected = "the fraction of the resized image to keep, above 0 and up to 1."
+        expected = "the share of the resized image's shorter side to keep, above 0 and up to 1."
         raise argument_error(crop, "crop", expected, ModelError)
     means, stds = _to_values("mean", mean), _to_values("std", std)
     if stds is not None and min(stds) <= 0:

@@ -29,8 +29,8 @@ MAX_FINER_RIVALS = 3
 FINER_RIVAL_WEIGHT = 0.6
 PROBABILITIES_WARNING = (
     "The model's output is {}. The heatmap explains this output instead of logits. The gradient of such an output "
-    "vanishes for confident predictions. Explain the model without its last activation, or confirm with "
-    'targets.ClassTarget(..., activation="none") (--activation none).'
+    "vanishes for confident predictions. Explain the model without its last activation. To explain this "
+    'output without this warning, pass targets.ClassTarget(..., activation="none") (--activation none).'
 )
 BINARY_LOGIT_WARNING = (
     "Assumed that the single output is a binary logit: class 1 is positive, class 0 negative. If the output is a "

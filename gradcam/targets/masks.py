@@ -425,7 +425,7 @@ class ImagePrediction:
             summary = ", ".join(f"{self.describe(i)} {100 * share:.1f} %" for i, share in shares)
             raise TargetError(
                 f"{self.message_prefix}No pixel is predicted as {self.describe(index)}. Predicted: {summary} of the image. "
-                "Choose one of these, or pass the expected region: mask=(left, top, right, bottom)."
+                "Choose one of these classes, or pass the expected region: mask=(left, top, right, bottom)."
             )
         return is_class
 

@@ -136,4 +136,6 @@ def warn_of_further_heads(output: Any, images: int, *, is_linear: bool) -> None:
     if further_heads:
         choice = f"Choose a tensor with targets.ClassTarget(..., output={further_heads[0]!r})"
         problem = f"The output has several tensors ({images}, C), and the first one is explained"
-        warn(f"{problem}. {choice}. To keep the first one without this warning, pass its index or name as output=.")
+        warn(
+            f"{problem}. {choice}. To explain the first tensor without this warning, pass its index or name as output=."
+        )

@@ -492,7 +492,7 @@ def test_a_panels_legend() -> None:
         ({"box": 7}, "The box of a mark is 7"), ({"box": np.ones((2, 4))}, "The box of a mark"),
         ({"point": (1, None)}, r"The point of a mark is \(1, None\), expected \(across, down\)"),
         ({"point": (1, 2, 3)}, "expected .across, down."), ({"edge": "middle", "box": BOX}, "The edge is 'middle'"),
-        ({"edge": "left"}, "The edge is 'left', expected one of 'left', 'top', .*, in a mark with a box"),
+        ({"edge": "left"}, "The edge 'left' needs a box"),
         ({"mask": np.ones(SIZE)}, r"The mask of a mark is float64 \(200, 300\), expected bool \(H,W\)"),
         ({"mask": np.ones((1, *SIZE), bool)}, r"bool \(1, 200, 300\)"), ({"text": 3}, "text .* is 3, expected a str"),
         ({"number": -1}, "number of a mark is -1, expected .* 0 or more"), ({"number": 1.5}, "The number .* is 1.5"),

@@ -251,7 +251,7 @@ def _run_legrad(
         if _is_reached(gates, scores, without=joined[0]):
             raise ModelError(
                 "The score also depends on earlier blocks through paths around the last attention block, "
-                f"'{blocks.last[0]}'. This method cannot follow these paths: choose 'gradient-rollout' or 'rollout'."
+                f"'{blocks.last[0]}'. This method leaves out these paths: choose 'gradient-rollout' or 'rollout'."
             )
         return scores.unbind(), output
 

@@ -199,7 +199,7 @@ def to_preprocessing(config: dict[str, Any]) -> Preprocessing:
     size, mode = tuple(config["input_size"][1:]), config["crop_mode"]
     scaled = tuple(math.floor(side / config["crop_pct"]) for side in size)
     if mode == "border" or (mode == "center" and scaled[0] != scaled[1]):
-        problem = f"timm's preprocessing of this model, crop mode '{mode}' to {size[0]} x {size[1]}, pads images"
+        problem = f"timm pads images for this model (crop mode '{mode}', {size[0]} x {size[1]} pixels)"
         advice = "load the model with your own function, and give --size and --crop."
         raise ModelError(f"{problem}, which is not supported: {advice}")
     interpolation = "bilinear" if config["interpolation"] == "random" else config["interpolation"]
