@@ -38,9 +38,9 @@ BRANCH_NOTE = (
     "Name another layer, or fuse the heatmaps of several layers."
 )
 RUN_NOTE = (
-    "The model runs the module of the default layer '{}' several times, and only part of the image's information reaches "
-    "the score through this run. Name another run or layer. Fuse the heatmaps of several runs only if no run sees a "
-    "mirrored or shifted image."
+    "The default layer '{}' is one run of a module that the model runs several times. Only part of the image's information "
+    "reaches the score through this run. Name another run or layer. Fuse the heatmaps of several runs only if no run sees "
+    "a mirrored or shifted image."
 )
 EARLY_NOTE = (
     "Layer '{}' comes before all attention blocks, so this heatmap shows little of what the model computes. No later layer "

@@ -285,7 +285,7 @@ def test_the_run_whose_cells_respond_at_their_place_is_explained(flip: Any, *, i
 
 def test_runs_of_mirrored_images_are_not_recommended_for_fusing() -> None:
     model = FlipAveraged(lambda x: x.flip(-1), is_last=False).eval()
-    with pytest.warns(GradcamWarning, match="runs the module of the default layer") as caught:
+    with pytest.warns(GradcamWarning, match="is one run of a module") as caught:
         gradcam.explain(model, torch.randn(1, 3, 160, 160), target=1)
     assert "only if no run sees a mirrored" in str(caught[0].message)
 
