@@ -111,8 +111,7 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
     For each method, the table shows the mean, the 95 % confidence interval of the mean, and the paired difference from
     the best method. Two methods count as different only if their difference is significant after correction for all
     pairs of methods. Control maps, which do not explain the class, are also evaluated. If a control map does as well as
-    the best method, the metric says little
-    about the methods.
+    the best method, the metric says little about the methods.
 
     All methods explain the same class, and their heatmaps have the same size. With --layer, all methods also use the
     same layer. For detectors and segmenters, the highest-scoring detection of each image is explained. With

@@ -107,8 +107,9 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
     pixel on the annotated object has a higher value than a pixel outside the object.
 
     A combination of method, score and layer replaces the default only if it is significantly better on 8 images or
-    more, after correction for all combinations. "mass", the share of the heatmap in the class's image, is not used, because
-    sharpening a heatmap raises this share. Unreadable images are reported and left out, and the exit status is 1.
+    more, after correction for all combinations. "mass", the share of the heatmap in the class's image, does not affect
+    the choice, because sharpening a heatmap raises "mass". Unreadable images are reported and left out, and the exit
+    status is 1.
     """
     output = OutputMode(as_json, quiet)
     terminal.import_torch()

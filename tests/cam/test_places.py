@@ -21,7 +21,7 @@ from gradcam.evaluation.checks.check import check
 from gradcam.hooks import model_facts
 from tests.helpers import assert_same, traces
 
-WRONG = "may be misplaced: 6 places of .* The cell at the changed place responded [0-3] times, expected at least 4"
+WRONG = "may be misplaced: 6 places of .* The layer changed at the same place [0-3] times, expected at least 4"
 
 
 def hiera() -> nn.Module:
@@ -150,7 +150,7 @@ def test_usual_orders_are_corrected_without_a_warning(order: str) -> None:
 def test_cells_that_all_change_alike_respond_to_no_place() -> None:
     where = torch.randn(1, 37, 16)  # the values are rounded to whole numbers, which add up exactly
     model = Tokens(lambda tokens: (64 * tokens.mean(1, keepdim=True)).round() + where.round()).eval().double()
-    with pytest.warns(GradcamWarning, match="The cell at the changed place responded 0 times"):
+    with pytest.warns(GradcamWarning, match="The layer changed at the same place 0 times"):
         gradcam.explain(model, torch.randn(1, 3, 48, 48).double(), "turned", method="eigencam", target=1)
 
 
