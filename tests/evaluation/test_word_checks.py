@@ -194,7 +194,7 @@ def test_phrases_are_compared_with_the_remaining_tokens(captioner: Captioner) ->
 
 
 def test_maps_from_several_words_are_refused(captioner: Captioner) -> None:
-    with pytest.raises(TargetError, match="Only the map of one word is tested"):
+    with pytest.raises(TargetError, match="Only one word.s map is tested"):
         check(captioner, SCENE.image, target=Token(TOKENS, context="subtract"))
 
 
