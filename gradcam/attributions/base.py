@@ -264,6 +264,6 @@ def _split(output: Any, rows: int, images: int) -> list[Any]:
     if rows == images:
         return [output]
     if not has_rows(output, rows):
-        expected = f"one row for each of the {rows} images in a pass"
+        expected = f"one row for each of the {rows} images in a forward pass"
         raise ModelError(f"The model's output does not have {expected}: pass chunk=1.")
     return [take_rows(output, slice(start, start + images), rows) for start in range(0, rows, images)]

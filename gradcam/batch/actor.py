@@ -249,8 +249,8 @@ class Actor:
         classifier = replace(self._job.load(self._job.device), **self._job.work.resumed_layers)
         if describe_weights(classifier)["sha256"] != self._job.weights:
             problem = f"The model's weights on {self._location['node']} differ from the weights on the machine"
-            advice = "give a checkpoint with --weights, or make the model's code deterministic"
-            raise ClusterError(f"{problem} that started the run: {advice}.")
+            advice = "Give a checkpoint with --weights, or make the model's code deterministic"
+            raise ClusterError(f"{problem} that started the run. {advice}.")
         return classifier
 
     def _fail(self, error: BaseException) -> ActorReply:

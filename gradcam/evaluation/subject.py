@@ -295,8 +295,8 @@ def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: tor
         raise ImageError(f"The heatmaps have the shape {tuple(tensor.shape)}, expected (N,H,W), one per image.")
     if size is not None and tuple(tensor.shape) != tuple(size):
         raise ImageError(
-            f"The heatmaps have the shape {tuple(tensor.shape)}, expected {tuple(size)}: one per image, of its size. Resize "
-            'them with torch.nn.functional.interpolate(maps[:, None], size=(H, W), mode="bilinear").'
+            f"The heatmaps have the shape {tuple(tensor.shape)}, expected {tuple(size)}: one per image, in its size. "
+            'Resize them with torch.nn.functional.interpolate(maps[:, None], size=(H, W), mode="bilinear").'
         )
     tensor = tensor.to(device if device is not None else tensor.device, torch.float32)
     if not tensor.isfinite().all():

@@ -243,7 +243,9 @@ def fit_mark(mark: Mark, region: Region, height: int, width: int) -> Mark:
     if mask is not None:
         mask = mask[y0 : y0 + rows, x0 : x0 + columns]
         if mask.shape != (rows, columns):
-            raise ImageError(f"The mask of a mark is {describe_array(mark.mask)}, too small for the region {region}.")
+            raise ImageError(
+                f"The mask of a mark is {describe_array(mark.mask)}, which does not cover the region {region}."
+            )
         mask = resize(mask.astype(np.float32), height, width) >= 0.5
     box, point = mark.box, mark.point
     return replace(mark, box=box if box is None else fit(box), point=point if point is None else fit(point), mask=mask)

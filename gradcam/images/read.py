@@ -317,7 +317,7 @@ def check_memory(width: int, height: int, bytes_per_pixel: float, extra_bytes: i
         size = f"has {width} x {height} pixels and" if pixels else "is so large that it"
         raise ImageError(
             f"{size} needs {needed / 2**30:.3g} GiB to read, but the limit is {MEMORY_BUDGET_BYTES / 2**30:.3g} GiB: raise "
-            f"the limit with --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment"
+            f"the limit with --max-pixels {pixels or 'N'} or the environment variable {MAX_PIXELS}"
         )
     if limit and not limit.isdecimal():
         raise ImageError(f"cannot be read, because {MAX_PIXELS} is {shorten(limit)}, expected a number of pixels")

@@ -112,5 +112,7 @@ def take_maps(activations: Any, image: int, name: str) -> NDArray[np.float64]:
         raise ImageError(f"{subject} {activations.dtype} {activations.shape}, expected floats (C,h,w) or (N,C,h,w).")
     maps = activations if activations.ndim == 4 else activations[None]
     if isinstance(image, bool) or not isinstance(image, int) or not 0 <= image < len(maps):
-        raise ImageError(f"There is no image {shorten(image)}: there are {len(maps)}, counted from 0.")
+        raise ImageError(
+            f"There is no image {shorten(image)}: the number of images is {len(maps)}, and the first is 0."
+        )
     return np.asarray(maps[image], np.float64)

@@ -142,7 +142,9 @@ def edit_gradients(
         raise argument_error(function, "The edit", "a function from a gradient to a gradient or None.", GradientError)
     if isinstance(where, Tensor):
         if layers is not None or parameters is not None:
-            raise GradientError("A single tensor has no layers or parameters: leave them out, or pass the model.")
+            raise GradientError(
+                "Options layers= and parameters= need a model, not a tensor: pass the model, or leave out these options."
+            )
         refuse_vmap(where)
         place = f"the tensor {tuple(where.shape)}"
         if not where.requires_grad:
@@ -208,7 +210,7 @@ def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Te
         refusal = error
     if refusal is not None or version_of(gradient) != version:
         raise GradientError(
-            f"The edit at {place} changed the gradient in place, but other tensors may share its memory: return a new "
+            f"The edit at {place} changed the gradient in place, but other tensors may share its memory. Return a new "
             "tensor, such as gradient * 2 instead of gradient.mul_(2)."
         ) from refusal
     if replacement is None:
@@ -220,7 +222,7 @@ def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Te
         )
     if _describe(replacement) != _describe(gradient):
         raise GradientError(
-            f"The edit at {place} returned {_describe(replacement)}, expected the gradient's {_describe(gradient)}."
+            f"The edit at {place} returned {_describe(replacement)}, expected {_describe(gradient)}, like the gradient."
         )
     return replacement
 

@@ -296,8 +296,8 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
             scores = compute_scores(target, output, batch.images)
         if not scores.values.requires_grad:
             raise ModelError(
-                "The score does not depend on the images or on any parameter: no recorded operation leads from these to the "
-                "score. Possible causes: torch.no_grad in a forward method, a detached value, or an operation without a "
+                "The score does not depend on the images or on any parameter: no recorded operation leads to the score. "
+                "Possible causes: torch.no_grad in a forward method, a detached value, or an operation without a "
                 "derivative (argmax, rounding, 8-bit layers). Remove the cause, or choose another score."
             )
         device = scores.values.device.type

@@ -210,7 +210,7 @@ class Recorder(Generic[Value]):
         if not self._steps:
             raise LayerError(
                 "No step is recorded yet: run the recorded model itself, model(images), in the thread that entered the "
-                "context, and not as part of a compiled function."
+                "context. Do not call the model from a compiled function."
             )
         return self._steps[-1]
 
@@ -317,12 +317,11 @@ class Readings(Mapping["str | tuple[str, int]", Value]):
             offers = find_similar_names(str(key.layer), step.layers) or step.layers[:3]
             reason = f"Layer {shorten(key.layer)} is not recorded. Nearest: {join_names(offers)}."
         elif key.run >= runs:
-            reason = (
-                f"Layer '{key.layer}' ran {runs} times in step {number}: there is no run {key.run}, counted from 0."
-            )
+            problem = f"Layer '{key.layer}' ran {runs} times in step {number}"
+            reason = f"{problem}: there is no run {key.run}, because the first run is 0."
         elif not step.is_differentiable:
             cause = "torch.no_grad() or similar"
-            reason = f"Step {number} was a pass without gradients ({cause}): it has activations only."
+            reason = f"Step {number} was a pass without gradients ({cause}): it has activations, but no gradients."
         else:
             reason = (
                 f"No gradient reached layer '{key.layer}' in step {number}: call backward() inside the context. A layer "

@@ -43,8 +43,8 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
         else:
             ref = find_layer(model, layer)
             if ref.keys or ref.run is not None:
-                problem = f"{shorten(layer)} names one tensor or run"
-                raise LayerError(f"{problem}: pass the layer's name alone, to cover all runs.")
+                problem = f"{shorten(layer)} names one tensor or one run of a layer"
+                raise LayerError(f"{problem}: pass the layer's name alone, which covers all tensors and runs.")
             modules[ref.name] = ref.module
     scripted = [name for name, module in modules.items() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
@@ -149,8 +149,8 @@ class RunCheck:
             if names & self._ran_with_grad and not names & self.differentiable:
                 fact = _describe(layer, names, "returned nothing", "returned anything")
                 raise GradientError(
-                    f"{fact} that requires a gradient, so there was no gradient to edit: call requires_grad_() on the "
-                    "input, or on parameters up to this layer."
+                    f"{fact} that requires a gradient, so there was no gradient to edit. Call requires_grad_() on the "
+                    "input, or on a parameter of this layer or of an earlier layer."
                 )
 
 

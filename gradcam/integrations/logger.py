@@ -303,5 +303,6 @@ def _read_originals(originals: Sequence[Any], sizes: Sequence[tuple[int, ...]]) 
     shapes = [picture.shape[:2] for picture in pictures]
     ratios = [shape[1] * size[0] / (shape[0] * size[1]) for shape, size in zip(shapes, sizes)]
     if len(ratios) < len(sizes) or not all(1 / MAX_ASPECT_RATIO <= ratio <= MAX_ASPECT_RATIO for ratio in ratios):
-        raise ImageError(f"The originals are {shapes}, expected one for each input, cropped to the same area: {sizes}.")
+        expected = f"expected one for each input, with the input's aspect ratio: {sizes}"
+        raise ImageError(f"The sizes of the originals are {shapes}, {expected}.")
     return pictures

@@ -246,7 +246,7 @@ class TestChunks:
                 return x.flatten(1)[:3]
 
         smoothgrad(Folding(), TINY, samples=3)
-        with pytest.raises(ModelError, match="one row for each of the 9 images in a pass: pass chunk=1"):
+        with pytest.raises(ModelError, match="one row for each of the 9 images in a forward pass: pass chunk=1"):
             smoothgrad(Folding(), TINY, samples=3, chunk=3)
 
 

@@ -481,12 +481,12 @@ def test_a_run_does_not_continue_after_a_foreign_tar(tmp_path: Path) -> None:
     for data in (b"", b"nonsense" * 200):
         (tmp_path / "results-000003.tar").write_bytes(data)
         with pytest.raises(
-            OutputError, match=r"results-000003\.tar: is not a tar of this run's results .*; move this file"
+            OutputError, match=r"results-000003\.tar: is not a tar file with this run's results .*; move this file"
         ):
             start(place, "resume")
     with tarfile.open(tmp_path / "results-000003.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("x.json"))
-    with pytest.raises(OutputError, match="is not a tar of this run's results"):
+    with pytest.raises(OutputError, match="is not a tar file with this run's results"):
         start(place, "resume")
 
 

@@ -298,7 +298,7 @@ def test_several_runs_in_one_comparison_and_missing_runs() -> None:
         gradcam.explain(model, IMAGES, "block", target=1)
     with pytest.raises(LayerError, match=r"'block#3' ran 3 time\(s\): runs are counted from 0"):
         gradcam.explain(model, IMAGES, "block#3", target=1)
-    with pytest.raises(LayerError, match="names one tensor or run"):
+    with pytest.raises(LayerError, match="names one tensor or one run of a layer"):
         gradcam.inspection.record(model, "block#1")
 
 

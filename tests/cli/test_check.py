@@ -167,7 +167,7 @@ def test_a_verdict_over_all_images_ends_the_output(check_painted: Command, folde
     assert text.count("Verdict: ") == 6
     assert (title, outcome.status) == ("failed", 0)
     assert " ".join(map(str.strip, lines)) == verdict.summary
-    assert "The heatmaps are displaced 1.0 cells right (4 pixels;" in verdict.summary
+    assert "The heatmaps are displaced 1.0 grid cells right (4 pixels;" in verdict.summary
     assert max(map(len, lines)) <= WIDTH
 
 
@@ -194,7 +194,10 @@ def test_the_record_over_all_images_is_the_last_record(check_painted: Command, f
 @pytest.mark.parametrize("count", [1, 5])
 def test_few_images_have_no_verdict_over_all(check_painted: Command, folder: Path, count: int) -> None:
     outcome = check_painted(count)
-    message = f"A verdict over a set needs at least 6 images, got {count}: add images, or check the images one by one."
+    message = (
+        f"A verdict over several images needs at least 6 images, got {count}: add images, or check the images one "
+    )
+    message += "by one."
     assert (message in outcome.out) == (count > 1)
     assert (outcome.status, outcome.out.count("Verdict: "), " images, by " in outcome.out) == (0, count, False)
 

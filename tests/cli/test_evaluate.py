@@ -80,7 +80,7 @@ def test_a_table_on_the_terminal_and_what_is_the_same_for_all(command: Command, 
     mean = np.mean([value for value in results.values("gradcam", "average-drop") if value is not None])
     (row, *_) = [line for line in outcome.out.splitlines() if line.startswith("gradcam ")]
     assert f"{mean:.3f}".removeprefix("0") + " ±" in row
-    assert outcome.out.splitlines()[-2].startswith("Too few images (n): a best method needs 8 images")
+    assert outcome.out.splitlines()[-2].startswith("Too few images (n): naming a best method needs 8 images")
 
 
 def test_all_kinds_of_output_in_a_folder(command: Command, folder: Path, pictures: Path) -> None:

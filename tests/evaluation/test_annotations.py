@@ -119,7 +119,7 @@ def test_pictures_are_found_by_longer_and_shorter_paths(tmp_path: Path) -> None:
     lefts = [truth(annotations, name).boxes[0][:, 0].tolist() for name in annotations.names]
     assert lefts == [[1], [2], [4], [3]]
     with pytest.raises(
-        InputError, match=r"line 2: 'b.png' could be 'cats/b.png', 'dogs/b.png': write more of its path"
+        InputError, match=r"line 2: 'b.png' matches several images, 'cats/b.png', 'dogs/b.png': write a longer path"
     ):
         read(write(tmp_path, "image,left,top,right,bottom\nb.png,1,0,5,5\n"), names)
 
@@ -134,7 +134,7 @@ def test_pictures_are_found_by_longer_and_shorter_paths(tmp_path: Path) -> None:
         ("a.jpg,1,2,,4,", "2: the box is '1', '2', '', '4', expected four"), ("a.jpg,1,2,inf,4,", "is empty"),
         ("a.jpg,1,2,3,4,\na.jpg,1,2,3,4,dog", "line 3: No class is called 'dog'; the model has 4 classes"),
         ("a.jpg,1,2,3,four,", "line 2: the box is .*, expected four"), ("a.jpg,1,2,3,4,4", "line 2: Class 4 does not"),
-        ("a.jpg,1,2,3,4,1\n\na.jpg,1.0,2,3,4,tiger cat", "line 4: line 2 already has the same object"),
+        ("a.jpg,1,2,3,4,1\n\na.jpg,1.0,2,3,4,tiger cat", "line 4: the object of 'a.jpg' is already in line 2"),
         ("a.jpg,1,2,3,4", "line 2: this line has 5 columns, but the header has 6"),
         ("a.jpg,1,2,3,4,,,", "line 2: this line has 8 columns"),
         (",1,2,3,4,", "line 2: the image name is empty"), ('"a.jpg,1,2,3,4,', "cannot be read as a table"),
@@ -343,14 +343,17 @@ def test_masks_below_folders_and_those_of_other_pictures(tmp_path: Path) -> None
         save_mask(tmp_path / name, make_numbers(), False)
     annotations = read(tmp_path)
     assert annotations.names == ["cats/b.png", "cats/c.webp"]
-    assert annotations.notes == ["2 masks were left out, because their images are not evaluated."]
+    assert annotations.notes == ["2 masks were left out, because their images were not given."]
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a.png": (10, 20)}, r"a.png: the annotation is for 20 x 10 pixels, but the upright image has 100 x 50. Give"),
-        ({"a.png": (50, 100), "a.bmp": (50, 100)}, r"a.png: .*a.bmp is also a mask of 'a.jpg'"),
+        (
+            {"a.png": (10, 20)},
+            r"a.png: the annotation is for 20 x 10 pixels, but the image has 100 x 50 \(after EXIF",
+        ),
+        ({"a.png": (50, 100), "a.bmp": (50, 100)}, r"a.png: 'a.jpg' has a second mask, .*a.bmp"),
         ({"d.png": (50, 100)}, "there are 1 masks, but none has the name of one of the 3 images, such as 'a.jpg'"),
         ({}, "there are 0 masks"),
     ],
@@ -372,7 +375,7 @@ def test_masks_smaller_than_the_models_region_are_reported(tmp_path: Path, heigh
 
 def test_a_mask_that_may_be_of_several_pictures(tmp_path: Path) -> None:
     save_mask(tmp_path / "a.png", make_numbers(), False)
-    with pytest.raises(InputError, match="'a.png' could be 'a.jpg', 'a.webp'"):
+    with pytest.raises(InputError, match="'a.png' matches several images, 'a.jpg', 'a.webp'"):
         read(tmp_path, ["a.jpg", "a.webp"])
 
 
@@ -405,7 +408,7 @@ def test_masks_that_hold_no_numbers(tmp_path: Path, image: Image.Image | None, n
         ("value,class\n1,tench\n1,espresso\n", "line 3: the value is '1'"),
         ("value,class\none,tench\n", "line 2: the value is 'one'"),
         ("number,name\n1,tench\n", "line 1: the columns are .*, expected 'value' and 'class'"),
-        ("value,class\n1,tench\n", "a.png: the value 3 has no class in classes.csv"),
+        ("value,class\n1,tench\n", "a.png: the pixel value 3 has no class in classes.csv"),
     ],
 )
 def test_what_is_wrong_with_the_classes_of_masks(tmp_path: Path, table: str, message: str) -> None:
@@ -475,7 +478,7 @@ def test_coco_images_and_categories_that_are_not_evaluated_are_noted(tmp_path: P
     assert annotations.classes("a.jpg") == [1, 3]
     assert truth(annotations, index=3).boxes[0].tolist() == [[1, 1, 3, 3]]
     assert annotations.notes == [
-        "1 images in the file were left out, because they are not evaluated.",
+        "1 images in the file were left out, because they were not given.",
         "2 categories were left out, because the model has no such classes: 'dog', '2'.",
     ]
 
@@ -545,7 +548,7 @@ def test_packed_runs_are_those_of_pycocotools(tmp_path: Path) -> None:
         ({"segmentation": {"size": [50, 100], "counts": "0o"}}, "annotation 11: .* ends within a number"),
         ({"segmentation": {"counts": "06"}}, "annotation 11: its segmentation is .*, expected polygons, or RLE"),
         ({"segmentation": 5}, "annotation 11: its segmentation is 5"),
-        ({"iscrowd": 1}, "no object matches .1 of its 1 images were given"),
+        ({"iscrowd": 1}, "there is no object to evaluate .1 of its 1 images were given"),
     ],
 )
 def test_what_is_wrong_with_a_coco_file_is_said_with_the_annotation(tmp_path: Path, changes: Any, message: str) -> None:
@@ -568,7 +571,7 @@ def test_duplicate_or_missing_parts_of_a_coco_file(tmp_path: Path) -> None:
             read_coco(tmp_path, content)
     content = coco()
     content["images"].append({"id": 6, "file_name": "a.jpg"})
-    with pytest.raises(InputError, match="image 6: image 5 already has the file 'a.jpg'"):
+    with pytest.raises(InputError, match="image 6: this image and image 5 both match 'a.jpg'"):
         read_coco(tmp_path, content)
     content["images"][1] = {"id": 6}
     with pytest.raises(InputError, match="image 6: there is no file_name"):
@@ -584,7 +587,7 @@ def test_duplicate_or_missing_parts_of_a_coco_file(tmp_path: Path) -> None:
 def test_a_coco_file_of_pictures_of_another_size(tmp_path: Path) -> None:
     annotations = read_coco(tmp_path, coco(segmentation=None))
     with pytest.raises(
-        InputError, match="annotation 11: the annotation is for 100 x 50 pixels, but the upright image has 50 x 100"
+        InputError, match="annotation 11: the annotation is for 100 x 50 pixels, but the image has 50 x 100"
     ):
         annotations.truth("a.jpg", (0, 0, 100, 50), (10, 10), image_size=(100, 50))
 

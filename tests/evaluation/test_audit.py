@@ -365,7 +365,7 @@ def test_without_labels_folders_are_taken_or_predictions(marked: tuple[Path, lis
     assert audit(marked[0], load(), labels="predicted").source == "the model's predictions"
     labels = {f"{fruit}{number}.png": fruit for number in range(12) for fruit in CLASSES}
     assert audit(tmp_path, load(), labels=labels).source == "the labels given"
-    with pytest.raises(InputError, match="No image has a class of the model in the folders' names"):
+    with pytest.raises(InputError, match="No image has a valid class in the folders' names"):
         audit(tmp_path, load(), labels="folders")
 
 
@@ -374,7 +374,7 @@ def test_invalid_labels_are_refused(marked: tuple[Path, list[str]], tmp_path: Pa
         audit(marked[0], load(), labels="labels.json")
     with pytest.raises(InputError, match="this list cannot be opened"):
         audit(marked[0], load(), labels=tmp_path / "none.csv")
-    words = r"No image has a class of the model in other.csv: .*line 2: a.png is not among the images \(and 80 more"
+    words = r"No image has a valid class in other.csv: .*line 2: a.png is not among the images \(and 80 more"
     with pytest.raises(InputError, match=words):
         audit(marked[0], load(), labels=write_table(tmp_path / "other.csv", ["a.png,apple"]))
 

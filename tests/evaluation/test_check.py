@@ -260,7 +260,7 @@ def test_a_picture_too_small_for_a_mosaic_is_tried_by_itself() -> None:
     picture = np.zeros((12, 12, 3), np.uint8)
     picture[4:8, 0:8] = (20, 245, 20)
     report = check(classifier, picture, target=GREEN)
-    assert "The model does not recognise the class among other images, so the image was tested alone." in report.notes
+    assert "In a grid of images, the model does not recognise the class, so the image was tested alone." in report.notes
     assert {sham.order for sham in report.controls} <= {None}
 
 

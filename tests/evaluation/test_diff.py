@@ -434,7 +434,7 @@ def test_method_and_score_of_the_snapshot_are_taken(classifier: gradcam.Classifi
     ("name", "change", "message"),
     [
         ("maps", None, "is damaged .its arrays are"),
-        ("maps", lambda maps: maps[:-1], "its heatmaps do not fit their grids"),
+        ("maps", lambda maps: maps[:-1], "its heatmaps do not have their recorded sizes"),
         ("maps", lambda maps: maps * np.float16(np.nan), "it contains invalid values"),
         ("predicted", lambda predicted: predicted + 1000, "it contains invalid values"),
         ("region", lambda region: region[:, :3], r"region is int64 \(4, 3\)"),

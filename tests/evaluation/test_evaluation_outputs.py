@@ -178,7 +178,7 @@ def test_too_few_images_give_means_without_a_best_method(count: int) -> None:
         assert (summary["n"], summary["low"], summary["high"]) == (count, None, None)
         assert (summary["best"], summary["level_with_best"], summary["difference_from_best"]) == (False, False, None)
     (note,) = document["notes"]
-    assert note.startswith("Too few images (n): a best method needs 8 images")
+    assert note.startswith("Too few images (n): naming a best method needs 8 images")
     lines = table(results, 110)
     assert [" ".join(line.split()) for line in lines if line.startswith(("gradcam", "layercam", "random"))] == [
         "gradcam .500", "layercam .250", "random .750",
@@ -188,7 +188,7 @@ def test_too_few_images_give_means_without_a_best_method(count: int) -> None:
     assert not any("best" in line for line in lines[:-2])
     text = to_latex(results)
     assert r"gradcam & 0.500 \\" in text
-    assert "Too few images (n): a best method needs 8 images" in text
+    assert "Too few images (n): naming a best method needs 8 images" in text
     assert "Bold" not in text
     enough = make_results({name: {"iou": numbers["iou"] * 8} for name, numbers in rows.items()}, controls=("random",))
     assert not any("Too few" in output for output in (to_json(enough), to_latex(enough), *table(enough, 110)))

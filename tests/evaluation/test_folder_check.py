@@ -101,10 +101,10 @@ def test_the_methods_of_the_package_have_no_bug_as_functions(colours: gradcam.Cl
 
 
 BUGS: list[tuple[str, str, HeatmapFunction]] = [
-    ("displaced", "1.0 cells right", lambda m, i, c: move(by_hand(m, i, c), CELL)),
-    ("displaced", "1.0 cells left", lambda m, i, c: move(by_hand(m, i, c), -CELL)),
-    ("displaced", "0.5 cells down", lambda m, i, c: move(by_hand(m, i, c), 0, CELL // 2)),
-    ("displaced", "1.0 cells right and 1.0 cells up", lambda m, i, c: move(by_hand(m, i, c), CELL, -CELL)),
+    ("displaced", "1.0 grid cells right", lambda m, i, c: move(by_hand(m, i, c), CELL)),
+    ("displaced", "1.0 grid cells left", lambda m, i, c: move(by_hand(m, i, c), -CELL)),
+    ("displaced", "0.5 grid cells down", lambda m, i, c: move(by_hand(m, i, c), 0, CELL // 2)),
+    ("displaced", "1.0 grid cells right and 1.0 grid cells up", lambda m, i, c: move(by_hand(m, i, c), CELL, -CELL)),
     ("mirrored", "left and right", lambda m, i, c: by_hand(m, i, c).flip(2)),
     ("mirrored", "top and bottom", lambda m, i, c: by_hand(m, i, c).flip(1)),
     ("mirrored", "180", lambda m, i, c: by_hand(m, i, c).flip(1, 2)),
@@ -155,7 +155,9 @@ def test_a_bug_is_not_named_from_noise(colours: gradcam.Classifier) -> None:
 
     verdict = examine(colours, noise)
     assert verdict.bugs == ()
-    assert any(note.startswith("No known bug explains the heatmaps") for note in verdict.notes)
+    assert any(
+        note.startswith("The heatmaps match neither gradcam's heatmaps nor a known bug") for note in verdict.notes
+    )
 
 
 # The network's own offset
@@ -183,7 +185,7 @@ def test_the_offset_of_the_network_is_no_bug(colours: gradcam.Classifier) -> Non
     verdict = examine(offset, by_hand, images)
     assert verdict.network_offset == pytest.approx((-1 / CELL, -1 / CELL), abs=0.01)
     assert verdict.bugs == ()
-    assert any("are offset from their cells by (-0.25, -0.25) cells" in note for note in verdict.notes)
+    assert any("are offset by (-0.25, -0.25) grid cells" in note for note in verdict.notes)
     assert examine(offset, lambda m, i, c: move(by_hand(m, i, c), -1, -1), images).bugs == ()
     bugs = examine(offset, lambda m, i, c: move(by_hand(m, i, c), 2, 2), images).bugs
     assert [bug.kind for bug in bugs] == ["displaced"]
@@ -239,7 +241,7 @@ def test_other_tasks_get_only_their_verdicts(colours: gradcam.Classifier) -> Non
 
 def test_too_few_images(colours: gradcam.Classifier) -> None:
     with pytest.raises(
-        GradcamError, match=r"^A verdict over a set needs at least 6 images, got 2: add images, or check"
+        GradcamError, match=r"^A verdict over several images needs at least 6 images, got 2: add images, or check"
     ):
         check(colours, IMAGES[:2])
 
@@ -275,14 +277,14 @@ def test_constant_heatmaps_and_one_class(colours: gradcam.Classifier) -> None:
         record = {"schema": 1, "model": "colours", "method": "constant", "folder": result.to_record()}
         jsonschema.validate(json.loads(json.dumps(record, allow_nan=False)), schema)
     assert (verdict.outcome, verdict.bugs) == ("failed", ())
-    assert "6 of 6 heatmaps are constant: they mark nothing." in verdict.notes
-    assert any(note.startswith("All images have one class") for note in verdict.notes)
+    assert "6 of 6 heatmaps are constant: they highlight no part of the image." in verdict.notes
+    assert any(note.startswith("All images have the same class") for note in verdict.notes)
 
 
 def test_images_of_which_the_model_is_unsure(colours: gradcam.Classifier) -> None:
     blank = [np.full((32, 32, 3), value, np.uint8) for value in range(6)]
     notes = examine(colours, by_hand, blank).notes
-    assert any(note.startswith("The model is unsure of 6 of 6 images (probability below 50 %)") for note in notes)
+    assert any(note.startswith("In 6 of 6 images, the class has a probability below 50 %") for note in notes)
 
 
 class OneSize(nn.Module):

@@ -67,7 +67,9 @@ def test_a_heatmap_that_is_better_without_its_background_has_no_fine_resolution(
     findings = compare_near(truth, make_evidence(truth), GRID, {}, 0)
     noisy = truth + truth.max() * torch.rand(truth.shape, generator=torch.Generator().manual_seed(3))
     noisy_findings = compare_near(noisy, make_evidence(truth), GRID, {}, 0)
-    sentence = "The heatmap is better without its background, so a smaller displacement cannot be excluded."
+    sentence = (
+        "The heatmap is better without its lowest values, so a displacement by up to a third of the image is possible."
+    )
     assert (findings.resolution.name, sentence in findings.summary) == ("an eighth of the image", False)
     assert (noisy_findings.resolution.name, sentence in noisy_findings.summary) == ("a third of the image", True)
 
@@ -81,7 +83,7 @@ def test_the_background_is_a_fifth_of_the_pixels() -> None:
 def test_the_class_is_not_verified_if_another_classs_map_does_better(truth: torch.Tensor) -> None:
     findings = compare_near(truth.flip(1), make_evidence(truth), GRID, {"cat (281)": (1, truth)}, 0)
     assert findings.class_verified is False
-    assert "The class is not verified: the heatmap is not better than that of cat (281)." in findings.summary
+    assert "The class is not verified: the heatmap is not better than the heatmap of cat (281)." in findings.summary
 
 
 def test_the_agreement_is_the_correlation_of_falls_and_hidden_values(truth: torch.Tensor) -> None:
@@ -97,7 +99,7 @@ def test_the_agreement_is_the_correlation_of_falls_and_hidden_values(truth: torc
 @pytest.mark.parametrize(
     ("turns", "word_turns", "outcome", "reason"),
     [
-        (0, 2, "passed", "Of 19 copies of the heatmap at random positions, 0 reach at least as much."),
+        (0, 2, "passed", "Of 19 copies of the heatmap at random positions, 0 do at least as well as the heatmap."),
         (0, 0, "passed", "The best control map, the mirrored heatmap, reaches"),
         (2, 0, "undecided", "The heatmap is worse than the heatmap of another word of the answer."),
     ],
@@ -123,7 +125,7 @@ def test_the_other_word_is_the_one_that_agrees_best(truth: torch.Tensor) -> None
 def test_no_position_may_be_as_good(better: int, outcome: str) -> None:
     control = ControlMap("mirrored", None, 0.0, 0.0, True, False, torch.zeros(1, 1))
     result = evaluate_covering(0.5, [control], [0.5] * better + [0.0] * (19 - better))
-    assert (result.outcome, f"random positions, {better} reach at least as much" in result.reason) == (outcome, True)
+    assert (result.outcome, f"random positions, {better} do at least as well" in result.reason) == (outcome, True)
 
 
 def test_a_mirrored_map_of_a_word_fails(truth: torch.Tensor) -> None:

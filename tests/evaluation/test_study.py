@@ -580,7 +580,7 @@ def test_a_journal_that_is_none_or_in_use_or_in_the_way(colours: Classifier, pic
     path = tmp_path / "journal.jsonl"
     run = judge(colours, pictures / "0-red.png", metrics=["complexity"]).conditions.to_run(1)
     path.write_text("not a journal\n")
-    with pytest.raises(OutputError, match="is not a journal of this version"):
+    with pytest.raises(OutputError, match="is not a results file of this gradcam version"):
         Journal.open(path, run)
     with pytest.raises(OutputError, match=r"--resume.*--overwrite"):
         Journal.open(path, run, mode="new")

@@ -443,7 +443,7 @@ def test_a_mark_on_a_part_of_the_picture_at_another_size() -> None:
     expected[:100, 20:70] = True
     assert (moved.mask != expected).mean() < 0.01
     assert (moved.text, moved.number, moved.edge, moved.weak) == ("0 dog", 5, "left", True)
-    with pytest.raises(ImageError, match="too small for the region"):
+    with pytest.raises(ImageError, match="does not cover the region"):
         fit_mark(mark, (0, 0, 200, 301), 10, 10)
 
 

@@ -192,7 +192,7 @@ class TestParameters:
             table(torch.tensor([1, 1, 2])).sum().backward()
         assert table.weight.grad.is_sparse
         assert table.weight.grad.to_dense().tolist() == [[0, 0], [4, 4], [2, 2], [0, 0], [0, 0]]
-        message = r"returned float32 \(5, 2\) on cpu, expected the gradient's sparse_coo float32 \(5, 2\)"
+        message = r"returned float32 \(5, 2\) on cpu, expected sparse_coo float32 \(5, 2\)"
         with edit_gradients(table, Tensor.to_dense, parameters="weight"), pytest.raises(GradientError, match=message):
             table(torch.tensor([1])).sum().backward()
         with (
@@ -417,13 +417,13 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("function", "message"),
         [
-            (lambda g: g.sum(), r"returned float64 \(\) on cpu, expected the gradient's float64 \(3, 5\) on cpu"),
-            (lambda g: g.float(), r"returned float32 \(3, 5\) on cpu, expected the gradient's float64"),
-            (lambda g: g.to("meta"), r"returned float64 \(3, 5\) on meta, expected the gradient's .* on cpu"),
-            (lambda g: g.to_sparse(), r"returned sparse_coo float64 \(3, 5\) on cpu, expected the gradient's float64"),
+            (lambda g: g.sum(), r"returned float64 \(\) on cpu, expected float64 \(3, 5\) on cpu"),
+            (lambda g: g.float(), r"returned float32 \(3, 5\) on cpu, expected float64"),
+            (lambda g: g.to("meta"), r"returned float64 \(3, 5\) on meta, expected .* on cpu"),
+            (lambda g: g.to_sparse(), r"returned sparse_coo float64 \(3, 5\) on cpu, expected float64"),
             (lambda g: 3, r"returned 3, expected a tensor float64 \(3, 5\) on cpu, or None"),
             (lambda g: g.numpy(), r"returned array\(.*expected a tensor"),
-            (lambda g: g.mul_(2), r"changed the gradient in place.*return a new tensor"),
+            (lambda g: g.mul_(2), r"changed the gradient in place.*Return a new tensor"),
             (lambda g: (g.zero_(), None)[1], r"changed the gradient in place"),
             (lambda g: g.detach().add_(1), r"changed the gradient in place"),
             (lambda g: (g.t()[1:].add_(1), None)[1], r"changed the gradient in place"),
@@ -481,7 +481,7 @@ class TestErrors:
         for call, kind, message in (
             (lambda: edit_gradients(model, double), GradientError, "Choose the gradients"),
             (lambda: edit_gradients(model, double, layers="0", parameters="*"), GradientError, "Choose the gradients"),
-            (lambda: edit_gradients(tensor, double, layers="0"), GradientError, "has no layers"),
+            (lambda: edit_gradients(tensor, double, layers="0"), GradientError, "need a model, not a tensor"),
             (lambda: edit_gradients(tensor, 2), GradientError, "The edit is 2, expected a function"),
             (lambda: edit_gradients(3, double, layers="0"), ModelError, "The model is int"),
             (lambda: edit_gradients(model, double, layers="O"), LayerError, "There is no layer 'O'"),

@@ -746,7 +746,7 @@ def test_a_function_that_was_compiled_before_is_an_error_rather_than_silence() -
     step(torch.ones(1, 3))
     with record(model, "0") as recorder:
         step(torch.ones(1, 3))
-    with pytest.raises(LayerError, match="not as part of a compiled function"):
+    with pytest.raises(LayerError, match="Do not call the model from a compiled function"):
         _ = recorder.activations
 
 

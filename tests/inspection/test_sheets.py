@@ -320,7 +320,7 @@ def test_the_image_stands_above_at_the_size_of_a_cell(texts: list[str]) -> None:
         (flat(1), {"order": "weakest"}, "order is 'weakest', expected one of 'strongest', 'index'"),
         (flat(1), {"scale": "image"}, "scale is 'image', expected one of 'channel', 'layer'"),
         (flat(1), {"colormap": "infernal"}, "no colour map 'infernal'. Nearest: 'inferno'"),
-        (flat(1), {"image": 1}, "There is no image 1: there are 1, counted from 0"),
+        (flat(1), {"image": 1}, "There is no image 1: the number of images is 1, and the first is 0"),
         (flat(1), {"image": -1}, "There is no image -1"),
         (flat(1), {"input_image": np.zeros((2, 2, 2))}, "expected an array"),
         (flat(1), {"size": 20000}, "1 cells of 20000 x 20000 pixels exceed the limit"),

@@ -172,7 +172,7 @@ def _read_records(place: Path | Store, name: str) -> Iterator[Record]:
         raise
     except (tarfile.TarError, GradcamError) as error:
         raise OutputError(
-            f"{name}: is not a tar of this run's results ({error}); move this file to continue"
+            f"{name}: is not a tar file with this run's results ({error}); move this file to continue"
         ) from error
 
 

@@ -218,7 +218,7 @@ def read_annotations(
     if os.path.isdir(path):
         image_names = ImageNames(names, keep_suffix=False)
         masks, left_out = find_masks(path, image_names, find_class)
-        notes = [f"{left_out} masks were left out, because their images are not evaluated."] if left_out else []
+        notes = [f"{left_out} masks were left out, because their images were not given."] if left_out else []
         return Annotations(path, image_names.sort(masks), notes, lambda name: masks[name]() if name in masks else ())
     if not os.path.exists(path):
         raise InputError(f"{path}: does not exist, expected annotations.")
@@ -228,7 +228,7 @@ def read_annotations(
     elif suffix == ".json":
         objects, left_out, unknown = read_coco(path, image_names, find_class)
         if left_out:
-            notes.append(f"{left_out} images in the file were left out, because they are not evaluated.")
+            notes.append(f"{left_out} images in the file were left out, because they were not given.")
         if unknown:
             more = ", ..." if len(unknown) > MAX_LISTED_CATEGORIES else ""
             categories = join_names(unknown[:MAX_LISTED_CATEGORIES]) + more

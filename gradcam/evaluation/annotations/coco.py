@@ -37,7 +37,7 @@ def read_coco(path: str, image_names: ImageNames, find_class: Callable[[str], in
             raise InputError(f"{location}: there is no file_name.")
         name = image_names.find(file, location)
         if name is not None and id_by_name.setdefault(name, key) != key:
-            raise InputError(f"{location}: image {id_by_name[name]} already has the file {shorten(name)}.")
+            raise InputError(f"{location}: this image and image {id_by_name[name]} both match {shorten(name)}.")
     names = {key: name for name, key in id_by_name.items()}
     classes = {key: _find_class(category, find_class) for key, category in _by_id(path, "categories", content).items()}
     objects: defaultdict[str, list[AnnotatedObject]] = defaultdict(list)
@@ -56,7 +56,7 @@ def read_coco(path: str, image_names: ImageNames, find_class: Callable[[str], in
     if not objects:
         categories = f"{len(classes) - len(unknown)} of its {len(classes)} categories are classes of the model"
         images_given = f"{len(names)} of its {len(images)} images were given"
-        raise InputError(f"{path}: no object matches ({images_given}, and {categories}).")
+        raise InputError(f"{path}: there is no object to evaluate ({images_given}, and {categories}).")
     return objects, len(images) - len(names), unknown
 
 

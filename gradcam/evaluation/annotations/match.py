@@ -71,13 +71,13 @@ class AnnotatedObject:
             return
         rows, columns = size
         if view.image_size is not None:
-            actual = f"the upright image has {view.image_size[1]} x {view.image_size[0]}"
+            actual = f"the image has {view.image_size[1]} x {view.image_size[0]} (after EXIF rotation)"
         elif y + height > rows or x + width > columns:
             actual = f"the model sees pixels up to x = {x + width} and y = {y + height}"
         else:
             return
         problem = f"{self.location}: the annotation is for {columns} x {rows} pixels, but {actual}"
-        raise InputError(f"{problem}. Give annotations that fit the image's size.")
+        raise InputError(f"{problem}. Give annotations made for the image at this size.")
 
 
 def project_box(box: Box, view: ModelView) -> tuple[Mask, Box] | None:
@@ -149,8 +149,8 @@ class ImageNames:
             return None
         candidates = by_agreement[max(by_agreement)]
         if len(candidates) > 1:
-            problem = f"{shorten(path)} could be {join_names(candidates[:3])}"
-            raise InputError(f"{location}: {problem}: write more of its path, or give only one of these images.")
+            problem = f"{shorten(path)} matches several images, {join_names(candidates[:3])}"
+            raise InputError(f"{location}: {problem}: write a longer path, or give only one of these images.")
         return candidates[0]
 
     def sort(self, names: Iterable[str]) -> list[str]:

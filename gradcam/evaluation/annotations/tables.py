@@ -43,7 +43,9 @@ def read_box_list(path: str, image_names: ImageNames, find_class: FindClass) -> 
             raise InputError(f"{location}: the image {shorten(image_path)} is not among the evaluated images.")
         line, key = location.rpartition(", ")[2], (name, obj.index, obj.box)
         if lines.setdefault(key, line) != line:
-            raise InputError(f"{location}: {lines[key]} already has the same object of {shorten(image_path)}.")
+            raise InputError(
+                f"{location}: the object of {shorten(image_path)} is already in {lines[key]}. Remove one of these lines."
+            )
         objects[name].append(obj)
     if not objects:
         raise InputError(f"{path}: there are no boxes below the header.")
@@ -134,7 +136,7 @@ def find_masks(
             if name is None:
                 left_out += 1
             elif (first := paths.setdefault(name, path)) != path:
-                raise InputError(f"{path}: {first} is also a mask of {shorten(name)}. Remove one of them.")
+                raise InputError(f"{path}: {shorten(name)} has a second mask, {first}. Remove one of the two masks.")
     if not paths:
         example = shorten(image_names.names[0]) if image_names.names else "none"
         expected = f"one of the {len(image_names.names)} images, such as {example}"
@@ -159,7 +161,7 @@ def _read_mask(path: str, classes: Mapping[int, int] | None) -> Sequence[Annotat
         values -= {IGNORED_VALUE}
     unknown = sorted(values - index_of.keys())
     if unknown and classes is not None:
-        raise InputError(f"{path}: the value {unknown[0]} has no class in {CLASS_FILE}.")
+        raise InputError(f"{path}: the pixel value {unknown[0]} has no class in {CLASS_FILE}.")
     return [AnnotatedObject(path, index_of.get(k), draw=partial(np.equal, pixels, k)) for k in sorted(values)]
 
 
@@ -173,7 +175,7 @@ def _read_classes(path: str, find_class: FindClass) -> dict[int, int]:
     for location, row in rows:
         value, label = row[names.index("value")], row[names.index("class")]
         if not value.isdecimal() or int(value) == 0 or int(value) in classes:
-            expected = "an integer above 0 that is not yet used"
+            expected = "an integer above 0 that no earlier line has"
             raise InputError(f"{location}: the value is {shorten(value)}, expected {expected}.")
         classes[int(value)] = find_index(location, label, find_class)
     return classes

@@ -88,8 +88,8 @@ MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve that passes the p
 # classes of the two neighbouring indices.
 MAX_HEATMAPS = 1 + NOISE_SAMPLES + (1 + RANDOM_CLASSES) + RANDOMISATION_STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
 MAX_HEATMAPS += MASK_BATCHES + 2
-CONSTANT_MESSAGE = "The heatmap is constant: it marks nothing."
-ALONE_NOTE = "The model does not recognise the class among other images, so the image was tested alone."
+CONSTANT_MESSAGE = "The heatmap is constant: it highlights no part of the image."
+ALONE_NOTE = "In a grid of images, the model does not recognise the class, so the image was tested alone."
 
 
 @overload
@@ -367,8 +367,9 @@ class SanityChecks:
         masks = torch.stack([grid.mark(heatmap.expand(CELLS, -1, -1)), grid.cells])
         covered = grid.subject.score(grid.cover(mask)[1] for mask in masks)
         if probability - (lowest := float(covered.min())) < MIN_EVIDENCE:
-            reason = f"The probability is {probability:.2f} and stays at {lowest:.2f} or more if the marked"
-            return f"{reason} pixels or the whole image are covered: there is too little evidence to explain."
+            reason = f"The probability is {probability:.2f} and stays at {lowest:.2f} or more if the pixels"
+            reason += " with the highest heatmap values, or all pixels, are covered"
+            return f"{reason}: there is too little evidence to explain."
         return self._describe_untrained() if self.fits_other_images else None
 
     def _describe_untrained(self) -> str | None:
@@ -391,8 +392,8 @@ class SanityChecks:
             return None
         return (
             f"The model appears to be untrained, so there is too little evidence to explain. The probability of the "
-            f"{'word' if self.words else 'class'} is {preference:.2f} higher than in the other images. {ahead} of "
-            f"{RANDOM_NETWORKS} copies with random weights {'has' if ahead == 1 else 'have'} at least this difference."
+            f"{'word' if self.words else 'class'} is {preference:.2f} higher than in the other images. For {ahead} "
+            f"of {RANDOM_NETWORKS} copies of the model with random weights, the difference is at least as large."
         )
 
     def _test_stability(self, heatmap: Tensor) -> TestResult:
@@ -403,7 +404,7 @@ class SanityChecks:
         outcome: Outcome = "passed" if float(correlations.min()) > chance else "undecided"
         reason = (
             f"With noise of up to {MAX_NOISE_SHARE * 100:.0f} % of the image's range, the rank correlation with the "
-            f"original heatmap is {value:.2f} on average. For random smooth maps, it is at most {chance:.2f}."
+            f"original heatmap is {value:.2f} on average. For random smooth maps, the correlation is at most {chance:.2f}."
         )
         return TestResult("stability", "failed" if value <= chance else outcome, value, reason)
 
@@ -416,16 +417,16 @@ class SanityChecks:
         names = tuple(name_class(index, None if self.labels is None else self.labels[index]) for index in rivals)
         has_words = len(self.words) > 1
         rival, others = (
-            ("another word", "other words") if has_words else ("the most probable alternative", "random ones")
+            ("another word", "other words") if has_words else ("the most probable alternative", "random classes")
         )
         reason = f"The rank correlation with the heatmap of {rival}, {names[0]}, is {correlations[0]:.2f}"
         if len(rivals) > 1:
-            reason += f". For {len(rivals) - 1} {others}, it is {value:.2f} on average"
+            reason += f". For {len(rivals) - 1} {others}, the correlation is {value:.2f} on average"
         outcome: Outcome = "passed"
         if bool((random_correlations >= limit).all()):
             # A colour and its object are two words of one place, so one other word with the same heatmap proves nothing.
             outcome = "undecided" if self.words and len(rivals) == 1 else "failed"
-            reason += f". At {limit:.2f} or more, two heatmaps count as the same"
+            reason += f". Two heatmaps with a correlation of {limit:.2f} or more count as the same"
             if outcome == "failed":
                 reason += f": the heatmap ignores the {'word' if self.words else 'class'}"
         fields: Any = {"rivals": rivals, "rival_names": names, "rival_maps": maps, "rival_correlations": correlations}
@@ -458,7 +459,7 @@ class SanityChecks:
         outcome: Outcome = "passed"
         if float(correlations[-1]) >= limit:
             outcome, ignored = "failed", "the heatmap ignores what the model has learnt"
-            reason += f". At {limit:.2f} or more, two heatmaps count as the same: {ignored}"
+            reason += f". Two heatmaps with a correlation of {limit:.2f} or more count as the same: {ignored}"
         elif float(correlations[0]) >= limit:
             outcome = "undecided"
             reason += ". The heatmap ignores what the head has learnt"

@@ -180,7 +180,9 @@ def evaluate_covering(
     outcome: Outcome = "passed" if effect >= MIN_EVIDENCE else "undecided"
     if moved_effects:
         as_good, count = sum(value >= effect for value in moved_effects), len(moved_effects)
-        reason += f". Of {count} copies of the heatmap at random positions, {as_good} reach at least as much"
+        reason += (
+            f". Of {count} copies of the heatmap at random positions, {as_good} do at least as well as the heatmap"
+        )
         outcome = outcome if (1 + as_good) / (1 + count) <= SIGNIFICANCE_LEVEL else "undecided"
     strictly_better = [control.words for control in strict_controls if control.is_better]
     equal = [control.words for control in strict_controls if not control.is_distinguished]

@@ -42,10 +42,16 @@ BUGS = {
     "swapped": ("swapped", "The axes x and y of the heatmaps are swapped (transposed)."),
     "class": ("class", "The heatmaps explain another class: {}."),
     "BGR": ("colour", "The heatmaps explain images in BGR order: pass RGB images to the model."),
-    "crop": ("crop", "A centre crop is stretched over the whole image: draw the heatmaps on the crop."),
-    "scaled": ("scaled", "The heatmaps are {}, about the centre of the image."),
+    "crop": (
+        "crop",
+        "The heatmaps of a centre crop are stretched over the whole image: draw the heatmaps on the crop.",
+    ),
+    "scaled": ("scaled", "The heatmaps are {} around the centre of the image."),
 }
-OTHER_BUG = ("normalisation", "The heatmaps explain images with {}: use the classifier's normalisation.")
+OTHER_BUG = (
+    "normalisation",
+    "The heatmaps match images that were prepared with {}: use the classifier's normalisation.",
+)
 Fits = dict[str, NDArray[np.float64]]  # for each hypothesis, the correlations (N,) with the supplied heatmaps
 
 
@@ -167,10 +173,14 @@ class FolderVerdict:
 
     def _describe_displacement(self, across: float, down: float) -> str:
         axes = ((across, "right", "left"), (down, "down", "up"))
-        parts = [f"{abs(cells):.1f} cells {words[cells < 0]}" for cells, *words in axes if abs(cells) >= MIN_SHIFT / 2]
+        parts = [
+            f"{abs(cells):.1f} grid cells {words[cells < 0]}" for cells, *words in axes if abs(cells) >= MIN_SHIFT / 2
+        ]
         height, width = (median(item.size[axis] / item.cells[axis] for item in self.evidence) for axis in (0, 1))
         low, high = self.displacement["distance"].low, self.displacement["distance"].high
-        pixels = f"{math.hypot(across * width, down * height):.0f} pixels; 95 % interval: {low:.1f} to {high:.1f} cells"
+        pixels = (
+            f"{math.hypot(across * width, down * height):.0f} pixels; 95 % interval: {low:.1f} to {high:.1f} grid cells"
+        )
         return f"The heatmaps are displaced {' and '.join(parts)} ({pixels})."
 
     def _find_preprocessing_bugs(self) -> Iterator[Bug]:
@@ -203,17 +213,19 @@ class FolderVerdict:
         n, offset = len(self.evidence), self.network_offset or (0.0, 0.0)
         unsure = sum(item.probability < 1 / 2 for item in self.evidence)
         constant = sum(item.is_constant for item in self.evidence)
-        distance = f"({offset[0]:.2f}, {offset[1]:.2f}) cells (across, down)"
+        distance = f"({offset[0]:.2f}, {offset[1]:.2f}) grid cells (across, down)"
         fit = max(values.mean() for values in self.fits.values()) if n else 1.0
         notes = {
             "Systematic bugs are tested only if the target is a class.": not n,
-            f"The model is unsure of {unsure} of {n} images (probability below 50 %): add clearer images.": unsure,
-            f"{constant} of {n} heatmaps are constant: they mark nothing.": constant,
-            "All images have one class, so a wrong class index was tested only for this class.": n
+            f"In {unsure} of {n} images, the class has a probability below 50 %: add clearer images.": unsure,
+            f"{constant} of {n} heatmaps are constant: they highlight no part of the image.": constant,
+            "All images have the same class, so the test for a wrong class index covers only this class.": n
             and len({item.class_index for item in self.evidence}) == 1,
-            f"No known bug explains the heatmaps: their correlation with gradcam's heatmaps is at most {fit:.2f}.": fit
+            f"The heatmaps match neither gradcam's heatmaps nor a known bug: the highest correlation is {fit:.2f}.": fit
             < MIN_EXPLAINED_FIT,
-            f"The receptive fields are offset from their cells by {distance}, which is no bug.": math.hypot(*offset)
+            f"The receptive fields are offset by {distance} from the layer's grid, which is not a bug.": math.hypot(
+                *offset
+            )
             >= MIN_SHIFT,
         }
         return [note for note, applies in notes.items() if applies]
@@ -228,7 +240,7 @@ class FolderVerdict:
         if self.displacement:
             deviations, ranks = (self.to_record()[key] for key in ("deviations", "rank_correlations"))
             values = f"up to {median(deviations):.2g} (median of the images; rank correlation {median(ranks):.2f})"
-            sentences.append(f"The heatmaps differ from this package's {self.reference} heatmaps by {values}.")
+            sentences.append(f"The heatmaps differ from gradcam's {self.reference} heatmaps by {values}.")
         return " ".join([*sentences, *self.notes])
 
     def to_record(self) -> dict[str, Any]:
@@ -309,7 +321,7 @@ def check_folder(
 def require_images(count: int) -> None:
     """Raise `GradcamError` if there are too few images for a verdict over all images."""
     if count < MIN_IMAGES_FOR_INTERVAL:
-        problem = f"A verdict over a set needs at least {MIN_IMAGES_FOR_INTERVAL} images, got {count}"
+        problem = f"A verdict over several images needs at least {MIN_IMAGES_FOR_INTERVAL} images, got {count}"
         raise GradcamError(f"{problem}: add images, or check the images one by one.")
 
 

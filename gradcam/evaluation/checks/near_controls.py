@@ -178,13 +178,14 @@ class NearFindings:
             sentences.append(f"The class is verified: the {others} worse.")
         elif self.unbeaten_classes:
             names = " or ".join(self.unbeaten_classes)
-            sentences.append(f"The class is not verified: the heatmap is not better than that of {names}.")
+            sentences.append(f"The class is not verified: the heatmap is not better than the heatmap of {names}.")
         not_refuted = {control.name for control in self.controls if not control.is_refuted}
         if as_good := [words for name, words in SHAPES.items() if name in not_refuted]:
             sentences.append(f"The heatmap is not distinguished from {', '.join(as_good)}.")
         if any(control.is_background_better for control in self.controls):
             sentences.append(
-                "The heatmap is better without its background, so a smaller displacement cannot be excluded."
+                "The heatmap is better without its lowest values, so a displacement by up to a third of the image is "
+                "possible."
             )
         return " ".join(sentences)
 

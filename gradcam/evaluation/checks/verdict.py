@@ -160,7 +160,7 @@ class Verdict:
             sentences.append(f"{noun} has the same heatmap: {self.rival}.")
         if self.outcome == "undecided" and not self.target_fields.get("from_text"):
             hint = ", or in which the object is in a different place" if self.controls else ""
-            sentences.append(f"For a clearer result, try an image in which the probability is higher{hint}.")
+            sentences.append(f"For a clearer result, try an image in which the target has a higher probability{hint}.")
         return " ".join([*sentences, *self.notes])
 
     def panel(self, *, height: int = 150) -> Pixels:

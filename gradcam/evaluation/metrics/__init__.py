@@ -227,11 +227,13 @@ def metric(
         raise GradcamError(f"better is {shorten(better)}, expected 'higher' or 'lower'.")
     valid_needs = ("subject", "heatmaps", "explain", "masks", "boxes", "seed", "mosaic", *METRICS)
     if isinstance(needs, str) or not needs or not all(need in valid_needs for need in needs):
-        raise GradcamError(f"The metric {name!r} needs {shorten(needs)}, expected some of {', '.join(valid_needs)}.")
+        raise GradcamError(
+            f"The needs of the metric {name!r} are {shorten(needs)}, expected some of {', '.join(valid_needs)}."
+        )
     mosaic_needs = [need for need in needs if _is_of_mosaics(need)]
     if 0 < len(mosaic_needs) < len(needs):
         problem = f"needs {mosaic_needs[0]}, which is only computed for mosaics"
-        raise GradcamError(f"The metric {name!r} {problem}: remove the other needs.")
+        raise GradcamError(f"The metric {name!r} {problem}: remove the other entries of needs=.")
 
     def to_metric(function: Callable[..., Any]) -> Metric:
         try:

@@ -244,8 +244,9 @@ def to_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: float 
         more = [f"and {len(tiles) - MAX_IMAGES_IN_MESSAGE} less probable ones"] if len(tiles) > len(lines) else []
         raise InputError(
             f"A mosaic needs images of four classes with a probability of {least:g} or more, but there "
-            f"{'is 1 class' if count == 1 else f'are {count} classes'}. Images: {', '.join(lines + more) or 'none'}. Give "
-            "images of more classes, or lower the required probability (min_probability)."
+            f"{'is 1 such class' if count == 1 else f'are {count} such classes'}. "
+            f"Images: {', '.join(lines + more) or 'none'}. "
+            "Give images of more classes, or lower the required probability (min_probability)."
         )
     shapes = [" x ".join(map(str, shape)) for shape in sorted({tuple(tile.image.shape) for tile in confident})]
     if len(shapes) > 1:

@@ -182,7 +182,7 @@ def _note(
     wrong = sum(image.class_index != image.predicted for image in evidence)
     if wrong:
         subject = f"For {wrong} of {len(evidence)} images, the model does not predict the label."
-        yield f"{subject} The heatmaps of these images explain the label."
+        yield f"{subject} The heatmaps of these images explain the label, not the prediction."
     if blank:
         subject = "images have" if len(blank) > 1 else "image has"
         yield f"{len(blank)} {subject} no positive evidence for the class. Blank heatmaps are not clustered."
@@ -191,5 +191,5 @@ def _note(
         more = f", and {len(small) - MAX_LISTED} more" if len(small) > MAX_LISTED else ""
         yield (
             f"A class needs {MIN_IMAGES_PER_CLASS} images with positive evidence to be clustered. These classes have fewer "
-            f"images and are used only for comparison: {', '.join(small[:MAX_LISTED])}{more}."
+            f"such images and are used only for comparison: {', '.join(small[:MAX_LISTED])}{more}."
         )

@@ -46,7 +46,7 @@ def find_labels(
     if not labelled:
         reasons = list(failures.values())
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        raise InputError(f"No image has a class of the model in {source}: {reasons[0]}{more}.")
+        raise InputError(f"No image has a valid class in {source}: {reasons[0]}{more}.")
     return labelled, source, failures
 
 

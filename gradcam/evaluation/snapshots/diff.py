@@ -182,8 +182,8 @@ def _note_models(old_source: ItemExplainer | Snapshot, new: Origin) -> Iterator[
         yield f"OLD is explained at {old.layer} and NEW at {new.layer}."
     if old.preprocessing != new.preprocessing:
         yield (
-            f"OLD and NEW have different preprocessing, which changes heatmaps as well: {old.preprocessing} and "
-            f"{new.preprocessing}. Use --size, --crop, --mean and --std to set both (size=, ... in Python)."
+            f"OLD and NEW have different preprocessing, {old.preprocessing} and {new.preprocessing}. This difference alone "
+            "changes heatmaps. Give both the same --size, --crop, --mean and --std (size=, ... in Python)."
         )
     if not has_snapshot and (old.weights, old.dtype, old.layer) == (new.weights, new.dtype, new.layer):
         yield "OLD and NEW have the same weights and the same precision."

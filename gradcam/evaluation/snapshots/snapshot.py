@@ -249,7 +249,7 @@ def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) 
         if values.shape != shape or values.dtype.kind != expected[name].dtype.kind:
             yield f"{name} is {values.dtype} {values.shape}"
     if (arrays["grid"] < 1).any() or arrays["grid"].prod(1).sum() != len(arrays["maps"]):
-        yield "its heatmaps do not fit their grids"
+        yield "its heatmaps do not have their recorded sizes"
     are_maps = ((arrays["maps"] >= 0) & (arrays["maps"] <= 1)).all()  # NaN is out of range
     are_classes = ((arrays["predicted"] >= 0) & (arrays["predicted"] < count)).all()
     are_regions = (arrays["region"][:, 2:] > 0).all()

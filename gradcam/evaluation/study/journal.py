@@ -71,7 +71,7 @@ class Journal(AbstractContextManager["Journal"]):
 def check_journal(path: Path, mode: Mode) -> None:
     """Raise `OutputError` if the mode is "new" and the journal exists. Call this function before the study starts."""
     if mode == "new" and path.exists():
-        options = "--resume to continue it, --overwrite to replace it, or another --output"
+        options = "--resume to continue this study, --overwrite to replace it, or another --output"
         raise OutputError(f"{path}: belongs to an earlier study. Give {options}")
 
 
@@ -85,7 +85,7 @@ def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[Entries, lis
         return {}, []
     first_run = load_fields(first)
     if first_run is None or first_run.get("schema") != SCHEMA or describe_invalid_field(first_run, FIELDS) is not None:
-        raise OutputError(f"{path}: is not a journal of this version. Replace it with --overwrite")
+        raise OutputError(f"{path}: is not a results file of this gradcam version. Replace the file with --overwrite")
     if differences := list_differences(first_run, run):
         raise OutputError(
             f"{path}: the earlier study had other settings: {'; '.join(differences)}. Give the same settings, start "

@@ -111,7 +111,9 @@ def make_plan(
             raise GradcamError(f"{subject} annotations of the objects: {advice}.")
         selected = [metric for metric in selected if not metric.needs_annotations]
         if not selected:
-            raise GradcamError(f"No metric is left: give metrics by name, or a group ({join_names([*GROUPS, 'all'])}).")
+            raise GradcamError(
+                f"Without annotations, no metric is left: give other metrics or groups ({join_names([*GROUPS, 'all'])})."
+            )
     method_names = [method.name for method in explained.values() if not isinstance(method, Control)]
     built_in = [*METHODS.values(), *CONTROLS.values()]
     return StudyPlan(

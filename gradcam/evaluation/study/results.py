@@ -288,7 +288,7 @@ def describe_too_few_images(rankings: Mapping[tuple[str, str], Ranking]) -> str 
     if all(_is_enough(ranking.interval) for ranking in rankings.values()):
         return None
     return (
-        f"Too few images (n): a best method needs {MIN_IMAGES_TO_COMPARE} images, and an interval needs "
+        f"Too few images (n): naming a best method needs {MIN_IMAGES_TO_COMPARE} images, and an interval needs "
         f"{intervals.MIN_IMAGES_FOR_INTERVAL}. With so few images, apparent differences are often due to chance."
     )
 

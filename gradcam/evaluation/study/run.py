@@ -257,7 +257,9 @@ class MetricInputs:
                 numbers = self._compute(metric)
                 number = float(numbers.float().flatten(1).mean(1)[0] if numbers.ndim > 1 else numbers[0])
                 if not math.isfinite(number):
-                    raise GradcamError(f"{metric.name} is {number}: check the model's output and the heatmap.")
+                    raise GradcamError(
+                        f"The metric {metric.name} is {number}: check the model's output and the heatmap."
+                    )
                 values[metric.name] = number
         return values
 
