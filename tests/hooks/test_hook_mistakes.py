@@ -78,7 +78,7 @@ def test_a_hook_that_assigns_changes_nothing_or_too_much() -> None:
     # The gradient at `y` shares its memory with the one at `side`, so it is multiplied as well.
     assert gradients(multiply, plain) == [30, 10]
     assert gradients(lambda gradient: gradient * 10, edit_gradients) == [30, 1]
-    with pytest.raises(gradcam.errors.GradientError, match="in place.*return a new tensor"):
+    with pytest.raises(gradcam.errors.GradientError, match="in place.*Return a new tensor"):
         gradients(multiply, edit_gradients)
 
 
