@@ -72,8 +72,8 @@ def check_address(url: str) -> str:
     except ValueError:  # The port or the IPv6 address is malformed.
         is_absolute = False
     if not is_absolute or not url.isprintable() or set(url) & set(' "<>\\^`{|}'):
-        problem = f"{shorten(url)} is not an absolute address"
-        raise GradcamError(f"{problem}: give one such as https://example.org/photo.html.")
+        problem = f"{shorten(url)} is not an absolute URL"
+        raise GradcamError(f"{problem}: give a URL such as https://example.org/photo.html.")
     return url
 
 

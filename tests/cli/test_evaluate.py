@@ -227,7 +227,9 @@ def test_an_earlier_study_is_kept_unless_one_says_what_to_do(command: Command, f
     first = command(pictures, *QUICK, "-q", "-o", "table.csv")
     assert first.status == 0
     before = (folder / "table.csv").read_bytes()
-    command(pictures, *QUICK, "-q", "-o", "table.csv").check_error(2, "Give --resume to continue it, --overwrite to")
+    command(pictures, *QUICK, "-q", "-o", "table.csv").check_error(
+        2, "Give --resume to continue this study, --overwrite to"
+    )
     command(pictures, *QUICK, "-q", "-o", "table.csv", "--resume", "--seed", "1").check_error(2, "seed: 0 → 1")
     assert (folder / "table.csv").read_bytes() == before
     assert command(pictures, *QUICK, "-q", "-o", "table.csv", "--overwrite", "--seed", "1").status == 0

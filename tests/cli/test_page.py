@@ -141,7 +141,7 @@ def test_the_copied_code_works(photo: Callable[[str], Path], tmp_path: Path, mon
         (["a.jpg", "b.jpg", "-o", "out", "--resume", "--overwrite"], "give only one of them"),
         (["a.jpg", "--method", "gradcamm"], "gradcam"),
         (["a.jpg", "--top", "0"], "0 is out of range"),
-        (["a.jpg", "--url", "example.org"], "'example.org' is not an absolute address"),
+        (["a.jpg", "--url", "example.org"], "'example.org' is not an absolute URL"),
         (["a.jpg", "b.jpg", "-o", "out", "--url", "https://example.org/"], "--url needs exactly one image"),
     ],
 )

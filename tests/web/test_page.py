@@ -461,7 +461,7 @@ def test_hostile_names_stay_inside_their_tags(cat: Page, tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_an_address_that_is_not_absolute_is_an_error(cat: Page, url: str, tmp_path: Path) -> None:
-    with pytest.raises(GradcamError, match="is not an absolute address") as caught:
+    with pytest.raises(GradcamError, match="is not an absolute URL") as caught:
         cat.save(tmp_path / "cat.html", url=url)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
