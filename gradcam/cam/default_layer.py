@@ -165,7 +165,12 @@ class DefaultLayerSearch:
             raise LayerError(f"{problem}. Name the layer to explain.")
         note = suggestion.note if best == suggestion.layers[0] else None
         is_bypassed = None if whole_batch else suggestion.bypassed.get(best)
-        default = DefaultLayer(names[0], note, is_bypassed=is_bypassed, is_recorded=suggestion.is_recorded)
+        # The search has recorded a graph that starts at the images. For a single image, the first explanation need not
+        # record it again, so that its operations, and their rounding, are those of all later explanations.
+        is_known = is_bypassed is False and bound.batch.images == 1
+        default = DefaultLayer(
+            names[0], note, is_bypassed=is_bypassed, is_joined=not is_known, is_recorded=suggestion.is_recorded
+        )
         return default, names, {name: OUTPUT_NOTE.format(name) for name in suggestion.outputs}
 
     def _search(
