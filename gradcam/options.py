@@ -107,7 +107,7 @@ BASES: dict[str, dict[str, Any]] = {
 # How the opacity depends on the value of the heatmap.
 BLENDS = {
     "grow": "the opacity rises with the heatmap's value",
-    "fade": "the opacity rises faster, and is largest from half of the heatmap's maximum on",
+    "fade": "the opacity rises faster, up to half of the heatmap's maximum, and then stays the same",
     "uniform": "the opacity is the same everywhere",
 }
 

@@ -325,7 +325,7 @@ _TARGET = (
     ),
     score,
     against(
-        "Alternative to contrast the target with: a class (needs --score contrast), a sentence (for --text), or a word "
+        "What to contrast the target with: a class (needs --score contrast), a sentence (for --text), or a word "
         "(for --prompt). Classes and sentences may be repeated. With a word, only the first token of the answer is "
         "explained, unless you also give --word or --caption.",
         "NAME|SENTENCE",
@@ -545,7 +545,7 @@ model_without_name = combine(*_MODEL[1:])  # without --model, for commands in wh
 # image is evaluated at a time.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS, _WITH))
 _AGAINST = (
-    "Alternative to contrast the target with: a sentence (for --text; may be repeated) or a word (for --prompt). With "
+    "What to contrast the target with: a sentence (for --text; may be repeated) or a word (for --prompt). With "
     "a word, only the first token of the answer is explained, unless you also give --word or --caption."
 )
 other_targets = combine(*_EVALUATED_TARGETS, against(_AGAINST, "SENTENCE"))

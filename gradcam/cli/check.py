@@ -114,8 +114,8 @@ def check_command(
     Undecided: a control map is as good as the heatmap, or there is too little evidence to explain.
     Failed: a control map is better, or the heatmap ignores the weights, the class or the image.
 
-    The rules differ for the heatmap of the most probable other class. If it is as good, the verdict can still be passed.
-    If it is better, the verdict is undecided.
+    The rules differ for the heatmap of the most probable other class. If it is as good
+    as the tested heatmap, the outcome can still be "passed". If it is better, the outcome is "undecided".
 
     A passed test does not prove that the heatmap is right.
 

@@ -310,8 +310,8 @@ class Detector(TaskModel):
         if classes is None:
             return targets.Box()
         if isinstance(classes, (list, tuple)):
-            advice = "give one class, or targets.Box([0, 1]) for several boxes."
-            raise TargetError(f"Boxes need one class at a time: {advice}")
+            advice = "For several boxes, pass their numbers: targets.Box([0, 1])."
+            raise TargetError(f"For boxes, pass a single class per call. {advice}")
         return targets.Box(class_=self._with_indices(classes))
 
 
