@@ -15,11 +15,11 @@ from typing_extensions import Self, Unpack
 
 from gradcam.cam.forward import RecordedPass, recorded_pass
 from gradcam.cam.grid import JOINS, BlindPatchesError, list_unverified
-from gradcam.cam.maps import Maps, compute_maps
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, apply_smoothing, check_evidence, find_method
 from gradcam.cam.postprocess import Views, to_heatmaps_of_sizes
 from gradcam.cam.rounding import Key, warn_of_rounding
+from gradcam.cam.single_map import Maps, compute_single_map
 from gradcam.errors import ImageError, LayerError, TargetError, join_names, shorten
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.model_facts import ModelFacts, self_changing_models
@@ -481,7 +481,11 @@ def _explain_at(
 
             if not reads_rows(recorded.scored.values, recorded.output, views.batch.images):
                 plan = replace(plan, methods=plan.methods_for_places)
-        maps = compute_maps(recorded, plan.methods, reruns, reshape=reshape, join=options["join"])
+        maps = None if reruns is not None else compute_single_map(recorded, plan.methods, reshape)
+        if maps is None:
+            from gradcam.cam.maps import compute_maps
+
+            maps = compute_maps(recorded, plan.methods, reruns, reshape=reshape, join=options["join"])
         drafts = _draft_explanations(maps, recorded, bound, views, plan)
         reference_inputs = None if bound.mirror is None else bound.mirror(recorded.scored)
     del maps, recorded  # The heatmaps of many words are large. First free the memory of the graph.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import compress, product
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from gradcam.cam.grid import (
 )
 from gradcam.cam.methods.base import ActivationMethod, GradientMethod, Method, compute_checked
 from gradcam.cam.rounding import DenoisedMaps, Key, MethodMaps, denoise_method, mark_rounding
-from gradcam.cam.single_map import compute_single_map
+from gradcam.cam.single_map import Maps
 from gradcam.errors import join_names, warn
 from gradcam.hooks.autograd import fill_missing_gradients, jacobian
 
@@ -57,20 +56,6 @@ def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) 
         )
 
 
-@dataclass(frozen=True)
-class Maps:
-    """The maps of a method at a layer, signed (N,K,...) in float32, and the scores (N,K) that they explain.
-
-    `levels` holds one tensor of maps, or one for each level of a pyramid. First the evidence (positive or negative) is
-    selected in each level, and then the levels are added. `rounding_mask` (N,K,2) marks maps in which rounding errors
-    were replaced by zeros, as in `DenoisedMaps`; None if there are no such maps.
-    """
-
-    levels: list[Tensor]
-    scores: Tensor
-    rounding_mask: Tensor | None = None
-
-
 def compute_maps(
     recorded: RecordedPass, methods: Sequence[Method], reruns: Reruns | None, *, reshape: ReshapeSpec, join: str | None
 ) -> dict[Key, Maps]:
@@ -81,12 +66,6 @@ def compute_maps(
     one map.
     """
     try:
-        if len(methods) == 1 and reruns is None:
-            single_map = compute_single_map(recorded, methods[0], reshape)
-            if single_map is not None:
-                scores = recorded.scored.values.detach()
-                (layer,) = recorded.names_by_layer
-                return {(layer, methods[0].name): Maps([single_map], scores)}
         sites_by_layer = choose_activations(recorded, reshape, join)
         try:
             return _compute_maps(recorded, sites_by_layer, methods, reruns)

@@ -8,6 +8,8 @@ value is unusual, it returns None, and the general functions compute the map aga
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +17,7 @@ import torch
 from gradcam.cam.deferred_checks import read_values
 from gradcam.cam.grid import MIN_GRADIENT, find_grid
 from gradcam.cam.methods.base import GradientMethod, Method
-from gradcam.cam.rounding import is_clear
+from gradcam.cam.rounding import Key, is_clear
 from gradcam.hooks.pytorch import differentiate
 
 if TYPE_CHECKING:
@@ -25,22 +27,39 @@ if TYPE_CHECKING:
     from gradcam.layers.layout import ReshapeSpec
 
 
-def compute_single_map(recorded: RecordedPass, method: Method, reshape: ReshapeSpec) -> Tensor | None:
-    """Return the signed map (1,1,...) of a gradient method in float32; None if the general functions have to compute it.
+@dataclass(frozen=True)
+class Maps:
+    """The maps of a method at a layer, signed (N,K,...) in float32, and the scores (N,K) that they explain.
+
+    `levels` holds one tensor of maps, or one for each level of a pyramid. First the evidence (positive or negative) is
+    selected in each level, and then the levels are added. `rounding_mask` (N,K,2) marks maps in which rounding errors
+    were replaced by zeros, as in `DenoisedMaps`; None if there are no such maps.
+    """
+
+    levels: list[Tensor]
+    scores: Tensor
+    rounding_mask: Tensor | None = None
+
+
+def compute_single_map(
+    recorded: RecordedPass, methods: Sequence[Method], reshape: ReshapeSpec
+) -> dict[Key, Maps] | None:
+    """Return the map of a gradient method, as `maps.compute_maps` does; None if that function has to compute it.
 
     The general functions are needed for several layers, images or classes, for dtypes other than float32, for other
     kinds of methods, and for values that need an error, a warning or the removal of rounding errors.
     """
-    scored, score = recorded.scored, recorded.scored.values
-    is_single = score.shape == (1, 1) and len(recorded.activations) == 1 and recorded.batch.pieces is None
+    method, scored, score = methods[0], recorded.scored, recorded.scored.values
+    is_single = len(methods) == 1 and recorded.batch.pieces is None
+    is_single = is_single and score.shape == (1, 1) and len(recorded.activations) == 1
     is_plain = isinstance(method, GradientMethod) and method.score is None and not method.assumes_positive
     is_plain = is_plain and isinstance(method.function, str)  # A user's function may fail, which needs a diagnosis.
     if not (is_single and is_plain) or scored.differentiate is not None or recorded.dtypes != {torch.float32}:
         return None
-    ((layer, recorded_tensor),) = recorded.activations.items()
+    ((tensor_name, recorded_tensor),) = recorded.activations.items()
     if recorded.has_float16:
         return None
-    layout = find_grid(layer, recorded_tensor, recorded, reshape)
+    layout = find_grid(tensor_name, recorded_tensor, recorded, reshape)
     (gradient,) = differentiate(score, [recorded_tensor])
     if gradient is None or gradient.dtype != torch.float32:
         return None
@@ -56,4 +75,7 @@ def compute_single_map(recorded: RecordedPass, method: Method, reshape: ReshapeS
     # No rounding error of the sum over the channels exceeds this limit.
     error = 2 * recorded.tolerance * activations.shape[1] * max(-lowest_activation, highest_activation) * steepest
     is_beyond = (lowest >= 0 or -lowest > error) and (highest <= 0 or highest > error)
-    return signed_map if is_beyond or is_clear(signed_map, recorded.tolerance, activations, (gradients,)) else None
+    if not is_beyond and not is_clear(signed_map, recorded.tolerance, activations, (gradients,)):
+        return None
+    (layer_name,) = recorded.names_by_layer
+    return {(layer_name, method.name): Maps([signed_map], score.detach())}
