@@ -15,7 +15,7 @@ from gradcam.cam.grid import ZERO_CAUSES, find_grid
 from gradcam.cam.measure_layout import MisplacedError
 from gradcam.cam.suggest import OUTPUT_NOTE, find_suggestion
 from gradcam.cam.verify_layout import ORDER_MEASURED, find_placed_layer
-from gradcam.errors import BlindLayerError, LayerError, warn
+from gradcam.errors import BlindLayerError, LayerError, ModelError, warn
 from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.containers import Batch
 from gradcam.hooks.model_facts import ModelFacts
@@ -186,7 +186,13 @@ class DefaultLayerSearch:
         problems: dict[str, str] = {}
         for _ in range(MAX_CANDIDATES):
             try:
-                return default, try_layer(default)
+                try:
+                    return default, try_layer(default)
+                except ModelError:  # A layer that runs without gradients has no graph unless it starts at the images.
+                    if default.is_joined:
+                        raise
+                    default.is_joined = True
+                    return default, try_layer(default)
             except MisplacedError as error:
                 problems[default.layer] = str(error)
                 names = list_next_candidates(names, default.layer)

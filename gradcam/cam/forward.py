@@ -40,7 +40,8 @@ class RecordedPass:
     `frame` describes how the model resized and padded the images, or is None. If there is a frame, `batch.size` is the
     size of the padded images. `layouts` are the layouts of the activations on the image, by name; a layout is added at
     its first use. `checks` are pending checks of the recorded values. `facts` are cached facts about the model.
-    `image_edge` is the graph edge at which the images enter, or None if the graph starts at the layers.
+    `certain_layouts` has the names of the layouts that the shape and the module determine without doubt. `image_edge` is
+    the graph edge at which the images enter, or None if the graph starts at the layers.
     `images_changed` is True if the model changed its images in place.
     """
 
@@ -55,6 +56,7 @@ class RecordedPass:
     autocast: torch.dtype | None
     frame: Frame | None = None
     layouts: dict[str, Layout | IndexLayout] = field(default_factory=dict)
+    certain_layouts: set[str] = field(default_factory=set)
     checks: DeferredChecks = field(default_factory=DeferredChecks)
     facts: ModelFacts = field(kw_only=True)
     image_edge: autograd.Edge | None = None
@@ -83,7 +85,7 @@ class RecordedPass:
     def tolerance(self) -> float:
         """Return the relative tolerance for floating-point operations in a different order."""
         epsilon = self._epsilon
-        if self.batch.device.type == "cuda" and epsilon < 1e-5:
+        if epsilon < 1e-5 and self.batch.pictures.is_cuda:
             epsilon = 2.0**-10  # GPUs may compute float32 products in TensorFloat-32, with 10 bits of mantissa.
         return epsilon * (256 if epsilon < 1e-5 else 4)
 

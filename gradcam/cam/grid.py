@@ -7,7 +7,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -95,9 +95,17 @@ def find_grid(layer: str, activations: Tensor, recorded: RecordedPass, reshape: 
     """Return the layout of a recorded layer's activations on the image. Raises as `find_output_layout` does."""
     if layer not in recorded.layouts:
         outlet, batch, facts = recorded.outlets[layer], recorded.batch, recorded.facts
-        layout = find_output_layout(
-            outlet, activations, batch, recorded.model, reshape, facts=facts, find_route=lambda: recorded.tail.route
+        layout, is_certain = _find_output_layout(
+            outlet,
+            activations,
+            batch,
+            recorded.model,
+            reshape=reshape,
+            facts=facts,
+            find_route=lambda: recorded.tail.route,
         )
+        if is_certain:
+            recorded.certain_layouts.add(layer)
         measured = None
         if reshape is None and isinstance(layout, Layout) and layout.kind.startswith("tokens"):
             measured = facts.get(order_key(layout, activations.shape, batch.size))
@@ -121,11 +129,26 @@ def find_output_layout(
     grid, or if the layout stays ambiguous. `find_route` returns the data flow from the layer to the score in this pass.
     If the data flow has changed, a cached layout is not used.
     """
-    layer, module, facts = outlet.name, outlet.module, facts or ModelFacts(model)
+    settings: Any = {"reshape": reshape, "facts": facts or ModelFacts(model), "find_route": find_route}
+    return _find_output_layout(outlet, activations, batch, model, **settings)[0]
+
+
+def _find_output_layout(
+    outlet: LayerRef,
+    activations: Tensor,
+    batch: Batch,
+    model: nn.Module,
+    *,
+    reshape: ReshapeSpec,
+    facts: ModelFacts,
+    find_route: Callable[[], Hashable],
+) -> tuple[Layout | IndexLayout, bool]:
+    """Return the layout, and whether the shape and the module determine it without doubt."""
+    layer, module = outlet.name, outlet.module
     if callable(reshape):
         from gradcam.layers.reshape import probe_layout
 
-        return probe_layout(reshape, layer, activations.detach(), batch.images, len(batch.size))
+        return probe_layout(reshape, layer, activations.detach(), batch.images, len(batch.size)), False
     shape = tuple(activations.shape)
     if len(shape) == 3 or batch.kwargs or len(batch.args) > 1:  # The tokens may represent the image, a text, or both.
         from gradcam.layers.axes import AxisResolver
@@ -140,11 +163,12 @@ def find_output_layout(
 
         key = ("layout", layer, shape, batch.size, find_route())
         layout = facts.remember(key, lambda: (choose_layout_by_response(shape, outlet, batch, model),))[0]
-    if layout is None or (reshape is None and len(shape) > 3 and is_guess(layout, module, shape, batch.size)):
+    is_certain = layout is not None and len(shape) > 3 and not is_guess(layout, module, shape, batch.size)
+    if layout is None or (reshape is None and len(shape) > 3 and not is_certain):
         from gradcam.cam.grid_errors import require_grid
 
         layout = require_grid(layout, outlet, activations, batch, reshape=reshape, model=model, facts=facts)
-    return layout
+    return layout, is_certain
 
 
 def list_unverified(
@@ -167,12 +191,7 @@ def list_unverified(
                 if len(names) == 1:
                     raise
                 continue
-            module, shape = recorded.outlets[name].module, tuple(activations.shape)
-            if (
-                includes_certain
-                or not isinstance(layout, Layout)
-                or is_guess(layout, module, shape, recorded.batch.size)
-            ):
+            if includes_certain or name not in recorded.certain_layouts:
                 unverified.append((layer, name, layout))
     return unverified
 

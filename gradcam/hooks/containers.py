@@ -151,7 +151,10 @@ class LayerInput:
 
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was changed in place; 0 for inference tensors, which do not count changes."""
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:  # The check whether a tensor is an inference tensor takes longer.
+        return 0
 
 
 def copy_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[LayerInput], Arguments | None]:

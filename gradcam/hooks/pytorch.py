@@ -166,7 +166,9 @@ def is_softmax(node: Node | None, axes: int) -> bool:
 
 def may_cast(node: Node) -> bool:
     """Return whether an operation may be a cast, or is a function written in Python."""
-    return "Copy" in node.name() or is_python_function(node)
+    name = node.name()
+    # The names of most of PyTorch's own operations end with a digit. A search for attributes of these nodes is slow.
+    return "Copy" in name or (not name[-1].isdigit() and is_python_function(node))
 
 
 def copies_leaf(node: Node, leaves: Container[int]) -> bool:
