@@ -64,9 +64,7 @@ def option(
 def _find_numbers(names: Sequence[str]) -> Sequence[int]:
     if invalid := [name for name in names if not re.fullmatch(r"\d{1,9}", name, re.ASCII)]:
         problem = f"{invalid[0]!r} is not a whole number"
-        raise GradcamError(
-            f"{problem}: give a number from 0, such as 2, or several numbers with commas, such as 0,2,5."
-        )
+        raise GradcamError(f"{problem}: give a number from 0, or several numbers with commas, such as 0,2,5.")
     return [int(name) for name in names]
 
 
@@ -194,6 +192,7 @@ def class_(name: str, text: str, **settings: Any) -> Callable[[Command], Command
 
 def against(text: str, metavar: str) -> Callable[[Command], Command]:
     """Return the option --against, which takes classes or sentences to contrast with the target."""
+    text += " With a word, only the first token of the answer is explained, unless you also give --word or --caption."
     return option(f"--against {metavar}", text, multiple=True, shell_complete=complete(list_classes))
 
 
@@ -326,8 +325,7 @@ _TARGET = (
     score,
     against(
         "What to contrast the target with: a class (needs --score contrast), a sentence (for --text), or a word "
-        "(for --prompt). Classes and sentences may be repeated. With a word, only the first token of the answer is "
-        "explained, unless you also give --word or --caption.",
+        "(for --prompt). Classes and sentences may be repeated.",
         "NAME|SENTENCE",
     ),
     choice("--evidence", EVIDENCE, "Show evidence for the class (positive), against it (negative), or both (signed)."),
@@ -345,8 +343,7 @@ _TARGET = (
     choice(
         "--interpolation",
         allowed.INTERPOLATIONS,
-        "Interpolation from the layer's grid to the pixels of the model's input. nearest: each cell of the grid becomes "
-        "a block.",
+        "Interpolation from the layer's grid to the model's input. nearest: each cell of the grid becomes a block.",
     ),
 )
 
@@ -544,10 +541,7 @@ model_without_name = combine(*_MODEL[1:])  # without --model, for commands in wh
 # --edge and --axis explain a coordinate. A coordinate has no probability, so its heatmap cannot be evaluated. Only one
 # image is evaluated at a time.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS, _WITH))
-_AGAINST = (
-    "What to contrast the target with: a sentence (for --text; may be repeated) or a word (for --prompt). With "
-    "a word, only the first token of the answer is explained, unless you also give --word or --caption."
-)
+_AGAINST = "What to contrast the target with: a sentence (for --text; may be repeated) or a word (for --prompt)."
 other_targets = combine(*_EVALUATED_TARGETS, against(_AGAINST, "SENTENCE"))
 save = combine(
     names_option(

@@ -74,3 +74,37 @@ def test_a_map_of_a_single_layer_has_the_layers_name() -> None:
     model = torchvision.models.resnet18(weights=None).eval()
     joined = gradcam.explain(model, torch.rand(1, 3, 64, 64), layers=["layer4"], join="sum", target=3)
     assert joined.layer == "layer4"
+
+
+class TokensBeforeNorm(nn.Module):
+    """A layer before a layer norm without a mean: its activations times their gradients add up to zero in each cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.head = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8, bias=False, eps=0), nn.Linear(8, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(self.layer(images).movedim(1, -1)).mean((1, 2)))
+
+
+def test_a_single_map_of_rounding_errors_is_blank() -> None:
+    torch.manual_seed(0)
+    with pytest.warns(gradcam.GradcamWarning, match="rounding errors"):
+        explanation = gradcam.explain(
+            TokensBeforeNorm().eval(), torch.rand(1, 3, 32, 32), "layer", method="hirescam", target=3
+        )
+    assert not explanation.maps.any()
+
+
+def test_a_single_map_without_a_gradient_is_an_error() -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    nn.init.zeros_(model.fc.weight)
+    with pytest.raises(gradcam.errors.BlindLayerError, match="exactly zero"):
+        gradcam.explain(model, torch.rand(1, 3, 64, 64), "layer4", target=3)
+
+
+def test_a_tiny_gradient_of_a_single_map_is_reported() -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    nn.init.constant_(model.fc.weight, 1e-36)
+    with pytest.warns(gradcam.GradcamWarning, match="too small for float32"):
+        gradcam.explain(model, torch.rand(1, 3, 64, 64), "layer4", target=3)
