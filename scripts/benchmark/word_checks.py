@@ -96,7 +96,7 @@ def compare_checks() -> Table:
         f"{COUNT} scenes, seed {SEED}. One object word of each scene. Scenes of one shape have no word of another object."
     ]
     raw = [{"map": name, **Counter(results)} for name, results in outcomes.items()]
-    return Table("wordchecks", "Maps of words that pass", ["map", *OUTCOMES, "passed, 95 %"], rows, notes, raw)
+    return Table("wordchecks", "Maps of words that pass", ["map", *OUTCOMES, "passed, 95 % interval"], rows, notes, raw)
 
 
 def check_maps(subject: Subject, rng: random.Random) -> Iterator[tuple[str, str]]:

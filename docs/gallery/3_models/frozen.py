@@ -1,9 +1,10 @@
 """
-Frozen, in training mode, half precision
-========================================
+Frozen models, training mode, half precision
+============================================
 
-Some libraries fail on frozen or bfloat16 models, or change models in training mode. gradcam explains all three. It
-returns the heatmap of the original model, except for rounding errors in bfloat16.
+Some libraries raise errors for frozen models and for bfloat16 models. Some libraries change a model that is in training
+mode. gradcam explains all three kinds of models. The heatmap is the same as for the original model, except for rounding
+errors in bfloat16.
 """
 
 import numpy as np

@@ -2,8 +2,8 @@
 U-Net: explain a region
 =======================
 
-The score is the mean logit of a class over a region. Any function of the output can be the target. The heatmaps, at the
-end of the encoder, show which parts of the image the logits in the region depend on.
+The score is the mean logit of a class over a region. Any function of the output can be the target. The heatmaps
+are computed at the end of the encoder. They show which parts of the image affect the logits in the region.
 """
 
 import numpy as np

@@ -2,8 +2,8 @@
 Segmentation: explain a region
 ==============================
 
-The target can be the most frequent class apart from the background, the region under a point, or a mask of pixels.
-This example uses points.
+There are three kinds of targets: a point, a mask of pixels, or the most frequent class that is not the background. A
+point selects the region under it. This example uses points.
 """
 
 import numpy as np

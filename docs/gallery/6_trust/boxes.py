@@ -1,6 +1,6 @@
 """
-Energy pointing game: how much lies on the object?
-==================================================
+Energy pointing game: how much of the heatmap is on the object?
+===============================================================
 
 The energy pointing game measures the share of the heatmap that is inside a box.
 """
