@@ -61,7 +61,7 @@ AXES = ("x", "y")  # The coordinates of a keypoint.
 # an edit.
 EDITS = ("blur", "mean", "erase")
 EDIT_SHAPES = "KIND:RADIUS:X,Y+X,Y... (a brush stroke) or KIND:LEFT,TOP,RIGHT,BOTTOM (a window)"
-EDIT_FORM = f"{EDIT_SHAPES}, in pixels; KIND is blur, mean or erase"
+EDIT_FORM = f"{EDIT_SHAPES}, in pixels; KIND is blur, mean (fill with the mean colour) or erase (fill with black)"
 
 # `FIT_KINDS` are the parts of an image that can be explained: the centre crop of the model's preprocessing, the whole
 # image, or tiles. `PREDICTIONS` are the inputs for predictions: the model's default crop ("own"), or the explained part
@@ -107,7 +107,7 @@ BASES: dict[str, dict[str, Any]] = {
 # How the opacity depends on the value of the heatmap.
 BLENDS = {
     "grow": "the opacity rises with the heatmap's value",
-    "fade": "the opacity rises faster, up to half of the heatmap's maximum, and then stays the same",
+    "fade": "the opacity rises faster, reaches --alpha at half of the heatmap's maximum, and then stays the same",
     "uniform": "the opacity is the same everywhere",
 }
 
@@ -147,6 +147,8 @@ def fill_options(options: ExplainOptions, function: str) -> ExplainOptions:
     Raises `TypeError` for an unknown name; the message names `function`, the public function that was called. Raises
     `GradcamError` for a value that is invalid for every model.
     """
+    if not options:
+        return DEFAULTS.copy()
     for name in options:
         if name not in DEFAULTS:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

@@ -281,8 +281,8 @@ _MODEL = (
         "--activation",
         allowed.ACTIVATIONS,
         "Function that turns logits into probabilities. sigmoid: for multi-label models; none: the outputs are "
-        "used as they are; applied: the single output is already a probability; auto: softmax, or sigmoid for a single "
-        "logit.",
+        "regression values or several probabilities; applied: the output is a single probability; auto: softmax, or "
+        "sigmoid for a single logit.",
     ),
     option("--reader MODULE:FUNCTION", "Custom function that reads an image file."),
     max_pixels,
@@ -298,7 +298,7 @@ _MODEL = (
 _FIT = (
     option(
         "--fit crop|whole|tiles[:N]",
-        "Part of the image that the model sees. crop: the model's default centre crop; whole: the whole image; tiles: "
+        "Part of the image to explain. crop: the model's default centre crop; whole: the whole image; tiles: "
         "overlapping windows of N x N pixels, whose heatmaps are joined.",
         lambda text: text if text == "crop" else str(parse_fit(text)),
         default="crop",
@@ -306,7 +306,7 @@ _FIT = (
     choice(
         "--predictions",
         allowed.PREDICTIONS,
-        "Part of the image from which the model predicts. own: the model's default crop; seen: the part that --fit selects.",
+        "Part of the image for the predictions. own: the model's default crop; seen: the part that --fit selects.",
     ),
 )
 _TARGET = (
@@ -429,7 +429,7 @@ _OTHER_TARGETS = (
     ),
     option("--like FILE", "Explain why the image is similar to FILE, a second image.", parse.FILE),
     option("--prompt TEXT", "Vision-language models: question or command about the image.", parse.to_sentence),
-    click.option("--caption", is_flag=True, help="Captioners: explain every word of the caption or answer."),
+    click.option("--caption", is_flag=True, help="Captioners: explain every word (default without --word, --against)."),
     names_option(
         "--word N",
         "Captioners: number of the word to explain, from 0; may be repeated.",

@@ -50,7 +50,7 @@ SUSPICION_NOTE = (
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params: Any) -> int:
-    """Find shortcuts: evidence that only one class has, such as a watermark.
+    """Find shortcuts that a model has learnt, such as a watermark that only images of one class have.
 
     The heatmaps of each class are clustered. If a model has learnt a mark, such as a watermark, a frame or a caption,
     the images with this mark form a cluster. In these images, the evidence has the same position and a similar

@@ -379,7 +379,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @options.option(
     "-o --output DIR",
-    "Folder for the results, or a URL in a store, such as s3://bucket/explained.",
+    "Folder for the results, or a URL in an object store, such as s3://bucket/explained.",
     options.FOLDER,
     name="folder",
     required=True,
@@ -476,7 +476,7 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params:
 def report_command(folder: Path | Store, format: str, image_root: str, quiet: bool) -> int:
     """Turn the results of `gradcam batch` into an HTML gallery (DIR/index.html), or export their boxes.
 
-    DIR is the output folder of the batch, or its URL in a store.
+    DIR is the output folder of the batch, or its URL in an object store.
     """
     from gradcam.report import exports, write_report
 

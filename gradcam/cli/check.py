@@ -105,9 +105,9 @@ def check_command(
     """Test whether a heatmap can be trusted.
 
     Up to five tests check the heatmap. The heatmap must also beat control maps, which do not explain the class.
-    Control maps are the mirrored and the shifted heatmap, smooth noise, a blob in the centre, and the image's
-    edges. The heatmaps of another image, of a re-initialised model and of the most probable other class are control
-    maps, too.
+    To beat a control map, the heatmap must locate the evidence for the class better. Control maps are the mirrored and
+    the shifted heatmap, smooth noise, a blob in the centre, and the image's edges. The heatmaps of another image,
+    of a re-initialised model and of the most probable other class are control maps, too.
 
     \b
     Passed: the heatmap beats every control map.
@@ -125,12 +125,12 @@ def check_command(
 
     Only one target is tested per image: the first of several boxes, words, keypoints or sentences. By default, this is
     the highest-scoring box, the first word of the answer, or keypoint 0. A box is compared with other boxes instead of
-    other classes, and a word with other words of the answer. If a word is less than 1.5 times as probable with the
-    image as with a blank image, the verdict is undecided.
+    other classes, and a word with other words of the answer. A word's probability with the image is also divided
+    by its probability with a blank image. If the ratio is below 1.5, the verdict is undecided.
 
     With 6 or more images, a verdict over all images follows. It reports systematic bugs: displaced or mirrored
     heatmaps, a wrong class index, a wrong colour order. The heatmaps of your own function (--method FILE.py:NAME) are
-    compared with gradcam's heatmaps at the same layer.
+    compared with heatmaps of built-in methods at the same layer.
 
     Without --fail-on, the exit status is 0 if every image could be tested, whatever the verdict. With --json, the key
     "outcome" holds the verdict. The verdict over all images is one more record, with the key "folder".

@@ -114,9 +114,11 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **p
     the best method, the metric says little about the methods.
 
     All methods explain the same class, and their heatmaps have the same size. With --layer, all methods also use the
-    same layer. For detectors and segmenters, the highest-scoring detection of each image is explained. With
-    --annotations, the highest-scoring detection of an annotated class is explained. With --output, you can stop a study
-    (a run of this command) and continue it with --resume.
+    same layer. With --output, you can stop a study (a run of this command) and continue it with --resume.
+
+    For detectors, the highest-scoring detection of each image is explained. For segmenters, the predicted class with
+    the largest area is explained. With --annotations, annotated classes are preferred: a detector's target is then the
+    highest-scoring detection of an annotated class.
     """
     resume, overwrite, output = params["resume"], params["overwrite"], OutputMode(as_json, quiet)
     if resume and overwrite:

@@ -39,7 +39,7 @@ def _check_address(url: str) -> str:
 )
 @options.option(
     "--url URL",
-    "Address of the published page. A PNG for previews in chats is also written.",
+    "Address at which you will publish the page. A preview image for chats (.png) is also written.",
     _check_address,
 )
 @click.option("--overwrite", is_flag=True, help="For a folder: delete the results of an earlier run and start again.")
@@ -51,10 +51,10 @@ def page_command(
     """Write an HTML page of an image, with the heatmaps of every class.
 
     The page is one file that contains the image, the heatmaps and the code. It opens in any browser, without a server
-    or an internet connection, so you can send it by mail. You can choose any class, compare the signed heatmaps of two
-    classes, and see which classes a part of the image is evidence for. With the methods gradcam and hirescam, all
-    classes have heatmaps. With other methods, or if the heatmaps of all classes would cost too much, only the most
-    probable classes have heatmaps.
+    or an internet connection, so you can send it by mail. You can choose any class, and compare the signed heatmaps of
+    two classes. If you point at a part of the image, the page lists the classes that this part supports. With the
+    methods gradcam and hirescam, all classes have heatmaps. With other methods, or if the heatmaps of all classes would
+    cost too much, only the most probable classes have heatmaps.
 
     INPUT is a file, folder, glob, list or archive, as for `gradcam batch`. For several images, each image gets a page,
     and index.html is a gallery with links to the pages. Overlays and records are then also written, as with `gradcam batch

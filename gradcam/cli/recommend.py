@@ -96,7 +96,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
     """Find the best method, score and layer for a model on your images.
 
     FOLDER can also be an image file, a glob, a list or an archive, as for `gradcam batch`. About 24 images of different
-    classes are enough, and annotations are optional. The command answers two questions.
+    classes are enough, and annotations are optional. The command measures how well heatmaps answer two questions.
 
     Which of several objects belongs to the class? The test images are mosaics of four images of four classes. "order"
     is how often a pixel in the image of the explained class has a higher value than a pixel in the other three images.
@@ -106,10 +106,10 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
     removing the least relevant pixels. With --annotations, "on objects" replaces "ROAD". "on objects" is how often a
     pixel on the annotated object has a higher value than a pixel outside the object.
 
-    A combination of method, score and layer replaces the default only if it is significantly better on 8 images or
-    more, after correction for all combinations. "mass", the share of the heatmap in the class's image, does not affect
-    the choice, because sharpening a heatmap raises "mass". Unreadable images are reported and left out, and the exit
-    status is 1.
+    A combination of method, score and layer replaces the default only if it is significantly better, after correction
+    for all combinations. This test needs 8 images or more. "mass", the share of the heatmap in the class's image,
+    does not affect the choice, because sharpening a heatmap raises "mass". Unreadable images are reported and left out,
+    and the exit status is 1.
     """
     output = OutputMode(as_json, quiet)
     terminal.import_torch()

@@ -17,7 +17,7 @@ CONDITION_NAMES = {
     "correlation": "the rank correlation of the heatmaps, -1 to 1",
     "overlap": "the overlap of the top 30 % of the pixels, 0 to 1",
     "moved": "the distance between the centres of mass, as a share of the diagonal, 0 to 1",
-    "drop": "by how much the class that OLD predicts is less probable in NEW, -1 to 1",
+    "drop": "OLD's probability of the class that OLD predicts, minus NEW's probability of this class, -1 to 1",
 }
 NUMBER_PATTERN = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 CONDITION_PATTERN = re.compile(rf"\s*(mean\s+)?({'|'.join(CONDITION_NAMES)})\s*([<>])\s*({NUMBER_PATTERN})\s*")
