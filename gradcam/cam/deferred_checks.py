@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -81,8 +81,10 @@ class DeferredChecks:
             check([next(values[tensor.device]) for tensor in group for _ in range(tensor.numel())])
 
 
-def read_values(tensors: Iterable[Tensor]) -> list[float]:
+def read_values(tensors: Sequence[Tensor]) -> list[float]:
     """Return all values of tensors on the same device, after a single synchronisation."""
+    if all(tensor.is_cpu and tensor.numel() == 1 for tensor in tensors):
+        return [tensor.item() for tensor in tensors]  # There is no device to wait for, so joining would only take time.
     values: list[float] = torch.cat([tensor.reshape(-1) for tensor in tensors]).tolist()
     return values
 

@@ -158,10 +158,9 @@ def recorded_pass(
     memory, no tensors are saved for backward before the first of the layers has run.
     """
     translation = autograd.TranslatedErrors(autograd.ADVICE_AFTER_LAYER)
-    with preserve_state(model) as modules, translation, contextlib.ExitStack() as stack:
+    attention = plain_attention() if grad_order > 1 else contextlib.nullcontext()
+    with preserve_state(model) as modules, translation, attention:
         _check_batch(batch, modules)
-        if grad_order > 1:
-            stack.enter_context(plain_attention())
         resizing = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", ())
         has_frames = bool(resizing) and any(issubclass(kind, resizing) for kind in set(map(type, modules)))
         with contextlib.ExitStack() as hooks:
@@ -200,23 +199,25 @@ def recorded_pass(
                 raise autograd.no_gradient_error(list(recorders))
             for recorder in recorders.values():
                 recorder.require_single_path(scored.values)
-        for recorder in recorders.values():
-            stack.callback(recorder.release)
-        autocast = caller_autocast(scored.values.device.type) if pytorch.is_any_autocast_enabled() else None
-        if autocast is not None:
-            # Maps are computed without autocast, because autocast would compute products in half precision.
-            stack.enter_context(pytorch.without_autocast(scored.values.device.type))
-        pytorch.set_grad_mode(False)  # `preserve_state` restores the caller's mode.
-        frame = None
-        if frames or batch.windows is not None or batch.listed is not None:
-            from gradcam.layers.frames import find_frame
+        try:
+            device = scored.values.device.type
+            autocast = caller_autocast(device) if pytorch.is_any_autocast_enabled() else None
+            pytorch.set_grad_mode(False)  # `preserve_state` restores the caller's mode.
+            frame = None
+            if frames or batch.windows is not None or batch.listed is not None:
+                from gradcam.layers.frames import find_frame
 
-            frame = find_frame(batch, frames)
-            batch = batch if frame is None else replace(batch, size=frame.canvas)
-        yield RecordedPass(
-            activations, outlet_by_name, names_by_layer, output, scored, model, modules, batch, autocast, frame,
-            facts=facts or ModelFacts(model), image_edge=image_edge, images_changed=images_changed,
-        )  # fmt: skip
+                frame = find_frame(batch, frames)
+                batch = batch if frame is None else replace(batch, size=frame.canvas)
+            # Maps are computed without autocast, because autocast would compute products in half precision.
+            with contextlib.nullcontext() if autocast is None else pytorch.without_autocast(device):
+                yield RecordedPass(
+                    activations, outlet_by_name, names_by_layer, output, scored, model, modules, batch, autocast, frame,
+                    facts=facts or ModelFacts(model), image_edge=image_edge, images_changed=images_changed,
+                )  # fmt: skip
+        finally:
+            for recorder in recorders.values():
+                recorder.release()
 
 
 def _run_in(contexts: Sequence[AbstractContextManager[object]], model: nn.Module, inputs: Batch) -> Any:

@@ -76,7 +76,7 @@ def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False, mode
     values = heatmaps.abs() if signed else heatmaps
     largest = values.amax(list(range(2, values.ndim)), keepdim=True)
     # Divide in place, because with many classes this is the largest tensor.
-    return heatmaps.div_(largest.masked_fill_(largest == 0, 1))
+    return heatmaps.div_(torch.threshold_(largest, 0, 1))  # Divide a blank map by 1.
 
 
 def to_heatmaps_of_sizes(maps: Tensor, sizes: Sequence[tuple[int, ...]], device: torch.device, **options: Any) -> Any:
@@ -121,7 +121,7 @@ def resize(
         maps = rows @ maps @ columns.mT
     if depth:
         maps = (depth[0] @ maps.flatten(3)).unflatten(3, maps.shape[3:])
-    return maps.clamp_(min=0)
+    return maps.relu_()
 
 
 @functools.lru_cache(maxsize=64)

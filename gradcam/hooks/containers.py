@@ -23,13 +23,14 @@ QUANTISED_ADVICE = f"8-bit integers, which have no gradient: explain the origina
 
 
 def list_modules(model: nn.Module) -> list[nn.Module]:
-    """Return all modules, each once. The order differs from `model.modules()`, which takes four times as long."""
-    modules, level = dict[nn.Module, None](), [model]
-    while level:
-        modules.update(dict.fromkeys(level))
-        children = [x for module in level if module._modules for x in module._modules.values() if x is not None]
-        level = [child for child in children if child not in modules]
-    return list(modules)
+    """Return all modules, each once. The order differs from `model.modules()`, which takes six times as long."""
+    modules, visited = [model], {model}
+    for module in modules:  # The list grows during the loop.
+        for child in module._modules.values() if module._modules else ():
+            if child is not None and child not in visited:
+                visited.add(child)
+                modules.append(child)
+    return modules
 
 
 def list_tensors(value: Any) -> list[Tensor]:

@@ -135,7 +135,8 @@ def refuse_compiling() -> None:
 def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:
     """Return True if the tensor is a parameter, or a buffer of the module. Such a tensor must not be replaced."""
     # Do not use `module.buffers()`: for a layer with many batch norms, it would take as long as the backward pass.
-    return isinstance(tensor, nn.Parameter) or any(
+    # The check whether an object is a parameter is slow, and no plain tensor is one.
+    return (type(tensor) is not Tensor and isinstance(tensor, nn.Parameter)) or any(
         tensor is buffer
         for part in containers.list_modules(module)
         if part._buffers

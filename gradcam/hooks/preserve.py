@@ -34,40 +34,57 @@ from gradcam.hooks.hooks import thread_state
 @contextlib.contextmanager
 def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
     """Prepare a model for an explanation (evaluation mode, eager, differentiable), and yield its modules, each once."""
-    modules = list_modules(model)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), preserve_state(model) as modules:
+            yield modules
+        return
+    modules, grad_mode = list_modules(model), torch.is_grad_enabled()
     # Store the set of this thread in a variable. If the context is abandoned, the garbage collector may close it in
     # another thread, in which `thread_state` has another set.
     running, number = thread_state.running, thread_state.passes + 1
-    with contextlib.ExitStack() as stack:
-        stack.callback(running.discard, number)
+    try:
         thread_state.passes = number
         running.add(number)
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        else:
-            stack.callback(pytorch.set_grad_mode, torch.is_grad_enabled())
-            pytorch.set_grad_mode(True)
-        for context in _choose_contexts(modules):
-            stack.enter_context(context(modules))
-        stack.callback(_save_random_states(modules))
-        # If PyTorch's module for dynamic quantisation was not imported, no layer is dynamically quantised.
-        quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")
-        if quantised is not None and any(issubclass(kind, quantised.Linear) for kind in set(map(type, modules))):
-            from gradcam.hooks.straight_through import straight_through
-
-            stack.enter_context(straight_through(modules))
-        yield modules
+        pytorch.set_grad_mode(True)
+        contexts, restore_random_states = _choose_contexts(modules), _save_random_states(modules)
+        try:
+            with _enter_all(contexts, modules) if contexts else contextlib.nullcontext():
+                yield modules
+        finally:
+            restore_random_states()
+    finally:
+        pytorch.set_grad_mode(grad_mode)
+        running.discard(number)
 
 
-def _choose_contexts(modules: Sequence[nn.Module]) -> Iterator[Callable[[Sequence[nn.Module]], Any]]:
-    """Yield the contexts that have something to change. Each context takes as long as a layer of a small network."""
+Context = Callable[[Sequence[nn.Module]], AbstractContextManager[None]]
+
+
+def _choose_contexts(modules: Sequence[nn.Module]) -> list[Context]:
+    """Return the contexts that have something to change. Each context takes as long as a layer of a small network."""
+    contexts: list[Context] = []
     candidates = pytorch.select_unusual(modules)
     if _flags or any(module.training for module in candidates):
-        yield evaluation_mode
+        contexts.append(evaluation_mode)
     if any(module._buffers and not isinstance(module, _NormBase) for module in candidates):
-        yield unchanged_buffers
+        contexts.append(unchanged_buffers)
     if pytorch.find_unhooked(candidates if pytorch.VERSION >= (2, 5) else modules):
-        yield eager_mode
+        contexts.append(eager_mode)
+    # If PyTorch's module for dynamic quantisation was not imported, no layer is dynamically quantised.
+    quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")
+    if quantised is not None and any(issubclass(kind, quantised.Linear) for kind in set(map(type, modules))):
+        from gradcam.hooks.straight_through import straight_through
+
+        contexts.append(straight_through)
+    return contexts
+
+
+@contextlib.contextmanager
+def _enter_all(contexts: Sequence[Context], modules: Sequence[nn.Module]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context(modules))
+        yield
 
 
 MT19937_WORD_BYTES = 4 * 624  # The state has 624 words, and the position of the next word.

@@ -168,7 +168,8 @@ def may_cast(node: Node) -> bool:
     """Return whether an operation may be a cast, or is a function written in Python."""
     name = node.name()
     # The names of most of PyTorch's own operations end with a digit. A search for attributes of these nodes is slow.
-    return "Copy" in name or (not name[-1].isdigit() and is_python_function(node))
+    is_known = name[-1].isdigit() or name.endswith("AccumulateGrad")
+    return "Copy" in name or (not is_known and is_python_function(node))
 
 
 def copies_leaf(node: Node, leaves: Container[int]) -> bool:

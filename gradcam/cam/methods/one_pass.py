@@ -60,7 +60,7 @@ def gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> T
     ICCV 2017, equations 1 and 2. Finer-CAM uses the gradient of another score: the class's logit minus a share of the
     logits of similar classes (Zhang et al., CVPR 2025, section 3).
     """
-    return join(activations, gradients.flatten(3).mean(3))
+    return join(activations, gradients.mean(tuple(range(3, gradients.ndim))))
 
 
 def gradcam_pp(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
