@@ -127,6 +127,9 @@ def caller_autocast(device: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if pytorch.is_autocast_enabled(device) else None
 
 
+_translated_errors = autograd.TranslatedErrors(autograd.ADVICE_AFTER_LAYER)
+
+
 def _check_batch(batch: Batch, modules: Sequence[nn.Module]) -> None:
     if len(batch.size) == 3:
         from gradcam.layers.axes import reject_frames_first
@@ -157,9 +160,8 @@ def recorded_pass(
     With `from_images`, the graph starts at the images, so that the graph includes paths around the layers. To save
     memory, no tensors are saved for backward before the first of the layers has run.
     """
-    translation = autograd.TranslatedErrors(autograd.ADVICE_AFTER_LAYER)
     attention = plain_attention() if grad_order > 1 else contextlib.nullcontext()
-    with preserve_state(model) as modules, translation, attention:
+    with preserve_state(model) as modules, _translated_errors, attention:
         _check_batch(batch, modules)
         resizing = getattr(sys.modules.get(DETECTION_TRANSFORM_MODULE), "GeneralizedRCNNTransform", ())
         has_frames = bool(resizing) and any(issubclass(kind, resizing) for kind in set(map(type, modules)))
