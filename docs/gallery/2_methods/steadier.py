@@ -2,8 +2,8 @@
 Less noise with flips and scales
 ================================
 
-The second heatmap is the mean over six views in one batch. The views are the image and its mirror image, each with
-its values multiplied by 1, 0.9 and 1.1.
+The second heatmap is the mean over six views in one batch: three views of the image and three views of its mirror
+image. In the three views, the values are multiplied by 1, by 0.9 or by 1.1.
 """
 
 import gradcam

@@ -17,7 +17,7 @@ from tests.drawn.pictures import to_images
 
 
 class Answer(torch.nn.Module):
-    """Compute the score (N,) of a question (N,14), a vector with 1 at the property that it asks for."""
+    """Compute the score (N,) of a question (N,14): a one-hot vector that selects a shape or a colour."""
 
     def __init__(self, backbone, head):
         super().__init__()

@@ -2,9 +2,10 @@
 A vision transformer
 ====================
 
-The model is a vision transformer with a linear head for six shapes and eight colours. The token grid is detected
-automatically. Each row has the heatmaps of three colours. The rows are Grad-CAM at an intermediate block, gradient
-rollout, and attention rollout. Attention rollout is class-agnostic: its heatmap is the same for each colour.
+The model is a vision transformer with a linear head. The classes are six shapes and eight colours. The token grid is
+detected automatically. Each row has three heatmaps: one for the colour of each object in the scene. The rows are
+Grad-CAM at an intermediate block, gradient rollout, and attention rollout. Attention rollout is class-agnostic: its
+heatmap is the same for each colour.
 """
 
 import numpy as np

@@ -3,7 +3,7 @@ Image similarity: why are two images alike?
 ===========================================
 
 The score is the cosine similarity of the features of two images. Each image gets a heatmap. Any feature extractor works.
-This example uses the embedded classifier without its last layer.
+This example uses the classifier that the package includes, without its last layer.
 """
 
 import torch

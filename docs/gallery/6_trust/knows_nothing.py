@@ -1,9 +1,9 @@
 """
-A control that fails the check
-==============================
+A control map that fails the check
+==================================
 
-A heatmap that is always a blob in the centre looks convincing on many photos. The check detects that this heatmap
-explains nothing.
+A control map is a heatmap that does not explain the class. Here, it is always a blob in the centre. This looks
+convincing on many photos, but the check detects that the heatmap explains nothing.
 """
 
 import gradcam

@@ -2,8 +2,8 @@
 The grid pointing game
 ======================
 
-Four photos of four classes form one mosaic. The score of a heatmap is the share of its values that lies on the photo
-of its class.
+Four photos of four classes form one mosaic. Each heatmap explains one of the classes. The score of a heatmap is a
+share: the sum of its values on the photo of its class, divided by the sum of all its values.
 """
 
 import numpy as np

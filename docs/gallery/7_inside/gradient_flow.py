@@ -2,7 +2,7 @@
 Find vanishing gradients
 ========================
 
-Print a table with the gradient of a class score at every layer.
+Compute the gradient of a class score at every layer. Print the first six layers, and plot all layers.
 """
 
 import gradcam
