@@ -68,7 +68,7 @@ class VisionLanguageModel(GenerativeCaptioner):
         names = [f"{self.prefix}.{self.text_modules[0]}.{name}".lstrip(".") for name in (*self._list_blocks(), "norm")]
         if len(names) == 1:
             problem = f"{type(self.model).__name__} has no decoder-only language model"
-            raise ModelError(f"{problem}, which the method lens needs: choose another method, such as hirescam.")
+            raise ModelError(f"{problem}, which the method 'lens' needs: choose another method, such as hirescam.")
         return names
 
     def _list_blocks(self) -> list[str]:
@@ -231,7 +231,7 @@ class Idefics(VisionLanguageModel):
     def read_pieces(self, inputs: Mapping[str, Any], mask: Tensor | None) -> Pieces:
         pixels, ids = inputs[PIXELS], inputs["input_ids"]
         if mask is None or pixels.ndim != 5 or len(pixels) != len(ids):
-            raise ValueError("expected tiles (N,P,C,H,W), and as many texts")
+            raise ValueError("expected tiles (N,P,C,H,W), and N texts")
         side_y, side_x = map(int, pixels.shape[3:])
         is_real = (pixels != 0).flatten(2).any(2)  # The model drops blank tiles, which only fill up the batch.
         areas = inputs.get("pixel_attention_mask")
@@ -314,7 +314,7 @@ class LlavaNext(VisionLanguageModel):
         images = [(int(height), int(width)) for height, width in inputs["image_sizes"]]
         is_cut = [True] * len(images) if counts is None else [n == 1 for n in counts.tolist() for _ in range(n)]
         if pixels.shape[-2:] != (side, side) or (pixels.ndim == 5 and len(pixels) != len(images)):
-            raise ValueError(f"expected tiles of {side} x {side} pixels for {len(images)} image sizes")
+            raise ValueError(f"expected tiles of {side} x {side} pixels for the {len(images)} image(s) in image_sizes")
         views: list[list[View]] = []
         start, pieces_per_image = 0, []
         for size, cut in zip(images, is_cut, strict=True):

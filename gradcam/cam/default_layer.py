@@ -217,7 +217,7 @@ class DefaultLayerSearch:
         misplaced = next(iter(problems))
         if all("does not depend" in problem for problem in problems.values()):
             raise LayerError(
-                f"{problems[misplaced]} When a part of the image was changed, no other tested layer changed at this place."
+                f"{problems[misplaced]} No other tested layer changed at the place where the image was changed."
             )
         default = DefaultLayer(misplaced, is_recorded=default.is_recorded, is_misplaced=True)
         return default, try_layer(default)

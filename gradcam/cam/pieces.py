@@ -58,8 +58,8 @@ def bind_pieces(
         is_default = all(method.name == WORD_METHOD for method in methods) and options["evidence"] == "positive"
         reads_text = {method.place == "text" for method in methods}
         if len(reads_text) > 1 and not has_layers:
-            problem = "The method lens and the other methods have different default layers"
-            raise LayerError(f"{problem}: name a layer, or leave lens out.")
+            problem = "The method 'lens' and the other methods have different default layers"
+            raise LayerError(f"{problem}: name a layer, or leave out 'lens'.")
         if reads_text == {True}:
             layer = family.list_text_layers()[-2]
         elif is_default and family.word_layer is not None:

@@ -295,7 +295,8 @@ def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: tor
         raise ImageError(f"The heatmaps have the shape {tuple(tensor.shape)}, expected (N,H,W), one per image.")
     if size is not None and tuple(tensor.shape) != tuple(size):
         raise ImageError(
-            f"The heatmaps have the shape {tuple(tensor.shape)}, expected {tuple(size)}: one per image, in its size. "
+            f"The heatmaps have the shape {tuple(tensor.shape)}, expected {tuple(size)}: one per image, of the same "
+            "size as the image. "
             'Resize them with torch.nn.functional.interpolate(maps[:, None], size=(H, W), mode="bilinear").'
         )
     tensor = tensor.to(device if device is not None else tensor.device, torch.float32)

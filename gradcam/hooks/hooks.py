@@ -129,7 +129,7 @@ def is_backward_running() -> bool:
 def refuse_compiling() -> None:
     """Raise `ModelError` if torch.compile is tracing. If graph breaks are allowed, the call then runs uncompiled."""
     if torch.compiler.is_compiling():
-        raise ModelError("Hooks cannot be part of a compiled function: use the uncompiled model to inspect it.")
+        raise ModelError("Hooks cannot be part of a compiled function: inspect the uncompiled model instead.")
 
 
 def is_parameter_or_buffer(tensor: Tensor, module: nn.Module) -> bool:

@@ -154,7 +154,7 @@ def edit_gradients(
         return _edit_tensors({place: where}, function)
     model = unwrap(where)
     if (layers is None) == (parameters is None):
-        raise GradientError("Choose the gradients to edit with either layers='layer*.conv1' or parameters='fc*.bias'.")
+        raise GradientError("Choose the gradients to edit: pass either layers='layer*.conv1' or parameters='fc*.bias'.")
     if parameters is not None:
         selected = selection.select_parameters(model, parameters)
         return _edit_tensors({f"parameter '{name}'": tensor for name, tensor in selected.items()}, function)

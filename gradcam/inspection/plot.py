@@ -104,7 +104,8 @@ def _new_axes(names: Sequence[str]) -> tuple[Figure, Axes]:
         from matplotlib.figure import Figure
     except ImportError as error:
         problem = f"Drawing gradients needs matplotlib: {to_pip_command('plots')}"
-        raise GradcamError(f"{problem}. The numbers need no extra package.") from error
+        advice = "Without matplotlib, you can still print the result of inspection.gradients()"
+        raise GradcamError(f"{problem}. {advice}.") from error
     width = min(MAX_WIDTH_INCHES, max(MIN_WIDTH_INCHES, 1.5 + INCHES_PER_LAYER * len(names)))
     height = PLOT_HEIGHT_INCHES + INCHES_PER_LETTER * max(map(len, names))
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, facecolor="white", layout="tight")

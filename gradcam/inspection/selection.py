@@ -141,7 +141,8 @@ class RunCheck:
                 fact = _describe(layer, names, "never ran", "ever ran")
                 raise LayerError(
                     f"{fact}, although the model ran: choose a layer that the model's forward calls as a module, layer(x), "
-                    "in the same thread. A layer does not run if the model uses only its submodules or parameters."
+                    "in the same thread. If the model uses only a layer's submodules or parameters, the layer does not "
+                    "run."
                 )
 
     def require_gradients(self) -> None:

@@ -207,7 +207,7 @@ class HeatmapLogger:
     def _write(self, model: nn.Module, step: int) -> None:
         is_wrapped = any("fsdp" in type(module).__module__ for module in model.modules())
         if is_wrapped or any(hasattr(x, "ds_id") or type(x).__name__ == "DTensor" for x in model.parameters()):
-            raise ModelError("One process alone cannot explain sharded parameters (FSDP or DeepSpeed ZeRO-3).")
+            raise ModelError("One process cannot explain a model with sharded parameters (FSDP or DeepSpeed ZeRO-3).")
         empty = torch.empty(0, dtype=torch.float32, device="cpu")
         first = next(filter(torch.is_floating_point, model.parameters()), empty)
         images = map_tensors(self.images, lambda x: x.to(first.device, first.dtype if x.is_floating_point() else None))

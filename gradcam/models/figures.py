@@ -185,7 +185,8 @@ class FigureMaker:
         if not hasattr(ax, "imshow"):
             raise GradcamError(f"ax is {shorten(ax)}, expected the axes of a matplotlib figure.")
         if unsuitable := sorted({"path"} if path is not None else options.keys() & {"names", "width"}):
-            raise GradcamError(f"ax draws one panel, without {unsuitable[0]}: save your own figure with savefig().")
+            problem = f"{unsuitable[0]}= cannot be used with ax=, which draws one panel on your own axes"
+            raise GradcamError(f"{problem}: leave {unsuitable[0]}= out, and save your figure with savefig().")
         return _draw_on_axes(self, ax, **options)
 
 

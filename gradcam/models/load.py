@@ -252,7 +252,8 @@ def load_model(
     parts = options.load(name, task=None if task == "auto" else task, prompts=prompts)
     task = _find_task(parts, options) if task == "auto" else task
     if processor is not None and task != "captioning":
-        raise ModelError(f"A processor is for captioning models, but {name_model(name)} is for {task}: leave it out.")
+        problem = f"A processor is for captioning models, but {name_model(name)} is for {task}"
+        raise ModelError(f"{problem}: leave processor= out.")
     if prompts and not parts.inputs and task not in ("matching", "captioning"):
         raise ModelError(f"{name_model(name)} is a model for {task} and takes no text prompts: leave out the prompts.")
     if task not in TASKS:

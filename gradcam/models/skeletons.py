@@ -20,9 +20,9 @@ from gradcam.models.providers import DEFAULT_MODEL, find_blueprint, pytorch_defa
 from gradcam.models.providers.base import Blueprint, empty_parameters
 
 VOLUME_HINT = (
-    ". Give --size DxHxW, or wrap the model in a module that takes volumes (N,C,D,H,W). For SlowFast, its forward(clip) "
-    "returns model([clip[:, :, ::4], clip]). If the model takes frames before channels, forward(clip) returns "
-    "model(clip.transpose(1, 2))."
+    ". Give --size DxHxW, or wrap the model in a module that takes volumes (N,C,D,H,W). For SlowFast, the module's "
+    "forward(clip) returns model([clip[:, :, ::4], clip]). If the model takes frames before channels, the module's "
+    "forward(clip) returns model(clip.transpose(1, 2))."
 )
 MAX_MESSAGE_CHARACTERS = 60  # The model's error message is cut to this length if `VOLUME_HINT` follows it.
 MAX_PARAMETERS_TO_RUN = 60_000_000  # Larger models are not run to check the layout of their layers.

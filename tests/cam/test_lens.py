@@ -160,7 +160,7 @@ def test_refusals(make: Callable[[], tuple[Any, Any]], layer: str | None, target
 def test_classifiers_have_no_words() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
     for layer in (None, "1"):
-        with pytest.raises(GradcamError, match="The method lens explains words of vision-language models"):
+        with pytest.raises(GradcamError, match="The method 'lens' explains words of vision-language models"):
             gradcam.explain(model, torch.rand(1, 3, 16, 16), layer, method="lens")
 
 

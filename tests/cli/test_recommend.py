@@ -225,7 +225,7 @@ def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, fol
         (folder / "photos" / f"{name}.png").unlink()
     outcome = recommend("photos")
     assert outcome.status == 2
-    assert "needs images of four classes with a probability of 0.5 or more, but there are 3 such classes" in outcome.err
+    assert "predicted class has a probability of 0.5 or more are used: they have 3 classes." in outcome.err
     assert "grey.png 0.1" in outcome.err
     assert outcome.out == ""
     for option in ("--min-probability", "--least"):  # --least is the old name.

@@ -381,7 +381,7 @@ def test_curves_are_means_and_the_band_is_the_tables_interval(count: int, monkey
 
 @needs_matplotlib
 def test_without_insertion_and_deletion_there_are_no_curves() -> None:
-    with pytest.raises(GradcamError, match="evaluate the metric insertion or deletion"):
+    with pytest.raises(GradcamError, match="evaluate the metric 'insertion' or 'deletion'"):
         draw_curves(EXAMPLE)
 
 

@@ -153,7 +153,8 @@ def test_too_few_classes_are_named_with_their_probabilities() -> None:
         make_mosaics(classifier_of(ColourNet()), pictures, min_probability=0.7)
     message = str(caught.value)
     assert message.startswith(
-        "A mosaic needs images of four classes with a probability of 0.7 or more, but there are 2 such classes"
+        "A mosaic needs images of four classes. Only images whose predicted class has a probability of 0.7 or more are "
+        "used: they have 2 classes."
     )
     assert "red 1.00 (red), cyan 1.00 (cyan), red 2 1.00 (red), grey 0.17 (red)." in message
     assert message.endswith("Give images of more classes, or lower the required probability (min_probability).")
@@ -162,10 +163,10 @@ def test_too_few_classes_are_named_with_their_probabilities() -> None:
 def test_of_many_pictures_the_most_probable_are_named() -> None:
     pictures = {f"{i}": picture("red", strength=1 - i / 20) for i in range(15)}
     with pytest.raises(
-        InputError, match=r"there is 1 such class. Images: .* 11 [\d.]+ \(red\), and 3 less probable ones\."
+        InputError, match=r"they have 1 class. Images: .* 11 [\d.]+ \(red\), and 3 less probable ones\."
     ):
         make_mosaics(classifier_of(ColourNet()), pictures)
-    with pytest.raises(InputError, match="there are 0 such classes. Images: none"):
+    with pytest.raises(InputError, match="they have 0 classes. Images: none"):
         make_mosaics(classifier_of(ColourNet()), {})
 
 

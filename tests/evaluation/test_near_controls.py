@@ -68,7 +68,8 @@ def test_a_heatmap_that_is_better_without_its_background_has_no_fine_resolution(
     noisy = truth + truth.max() * torch.rand(truth.shape, generator=torch.Generator().manual_seed(3))
     noisy_findings = compare_near(noisy, make_evidence(truth), GRID, {}, 0)
     sentence = (
-        "The heatmap is better without its lowest values, so a displacement by up to a third of the image is possible."
+        "Without its lowest values, the heatmap agrees better with the model, which suggests noise in the heatmap. "
+        "A displacement by up to a third of the image is therefore possible."
     )
     assert (findings.resolution.name, sentence in findings.summary) == ("an eighth of the image", False)
     assert (noisy_findings.resolution.name, sentence in noisy_findings.summary) == ("a third of the image", True)

@@ -415,7 +415,7 @@ def test_a_default_without_a_map_is_said_and_the_rest_goes_on() -> None:
 
 def test_too_few_classes_and_layers_that_are_not_there_are_errors() -> None:
     classifier = classifier_of(ColourNet())
-    with pytest.raises(InputError, match="but there are 2 such classes"):
+    with pytest.raises(InputError, match="are used: they have 2 classes"):
         recommend(classifier, {colour: PICTURES[colour] for colour in ("red", "blue")})
     with pytest.raises(LayerError, match="no layer 'activ'"):
         recommend(classifier, PICTURES, layers=["activ"])

@@ -217,7 +217,7 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
 
 
 def test_a_map_of_another_size() -> None:
-    with pytest.raises(ImageError, match="one per image, in its size"):
+    with pytest.raises(ImageError, match="one per image, of the same size as the image"):
         road(corner_subject(), torch.rand(1, 5, 6))
 
 

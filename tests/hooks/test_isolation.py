@@ -314,7 +314,7 @@ def test_a_compiled_forward_method_runs_eagerly(monkeypatch: pytest.MonkeyPatch)
     model(images)
     compiled_graphs = len(graphs)
     if not hasattr(torch.compiler, "set_stance"):  # Before PyTorch 2.6, no switch turns this compiled code off.
-        with pytest.raises(gradcam.GradcamError, match="use the uncompiled model"):
+        with pytest.raises(gradcam.GradcamError, match="inspect the uncompiled model"):
             gradcam.explain(model, images, "1", target=1)
         return
     actual = gradcam.explain(model, images, "1", target=1).maps

@@ -320,8 +320,8 @@ def test_wrong_arguments(explanation: ImageExplanation, compared: dict[Any, Imag
             "positive and signed evidence",
         ),
         (lambda: explanation.figure(ax=3), "ax is 3, expected the axes of a matplotlib figure"),
-        (lambda: explanation.figure(ax=Figure().subplots(), width=3), "ax draws one panel, without width"),
-        (lambda: explanation.figure("a.pdf", ax=Figure().subplots()), "ax draws one panel, without path"),
+        (lambda: explanation.figure(ax=Figure().subplots(), width=3), "width= cannot be used with ax="),
+        (lambda: explanation.figure("a.pdf", ax=Figure().subplots()), "path= cannot be used with ax="),
         (lambda: explanation.figure(colormap="nothing"), "There is no colour map 'nothing'"),
     ]
     for call, message in cases:

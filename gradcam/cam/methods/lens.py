@@ -29,19 +29,20 @@ def lens(recorded: RecordedPass, site: GridActivations) -> Tensor:
     family = words.family if isinstance(words, WordScoreExtractor) else None
     if not isinstance(words, WordScoreExtractor) or not isinstance(family, VisionLanguageModel):
         raise TargetError(
-            "The method lens explains words of vision-language models, such as LLaVA: pass gradcam.targets.Token(...) as "
-            "target=, and the output of the model's processor. For other models and targets, choose another method."
+            "The method 'lens' explains words of vision-language models, such as LLaVA: pass "
+            "gradcam.targets.Token(...) as target=, and the output of the model's processor. For other models and "
+            "targets, choose another method."
         )
     layers, layer = family.list_text_layers(), re.split("[ #:]", site.layer)[0]
     if layer not in layers:
         problem = (
-            f"The method lens reads image tokens in the text model, and layer '{site.layer}' is not one of its blocks"
+            f"The method 'lens' reads image tokens in the text model, and layer '{site.layer}' is not one of its blocks"
         )
         raise LayerError(f"{problem}: choose one of '{layers[0]}' to '{layers[-2]}', or leave layer= out.")
     prefix = f"{family.prefix}." if family.prefix else ""
     embeddings = family.model.get_output_embeddings().weight.detach()
     if embeddings.is_meta:
-        problem = "The method lens needs the output embeddings, which are offloaded"
+        problem = "The method 'lens' needs the output embeddings, which are offloaded"
         raise ModelError(f"{problem}: load the model without offloading them.")
     tokens = site.grid.movedim(1, -1)
     features = tokens if layer == layers[-1] else family.model.get_submodule(layers[-1].removeprefix(prefix))(tokens)

@@ -184,8 +184,8 @@ class NearFindings:
             sentences.append(f"The heatmap is not distinguished from {', '.join(as_good)}.")
         if any(control.is_background_better for control in self.controls):
             sentences.append(
-                "The heatmap is better without its lowest values, so a displacement by up to a third of the image is "
-                "possible."
+                "Without its lowest values, the heatmap agrees better with the model, which suggests noise in the "
+                "heatmap. A displacement by up to a third of the image is therefore possible."
             )
         return " ".join(sentences)
 

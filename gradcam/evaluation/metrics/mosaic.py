@@ -243,8 +243,8 @@ def to_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: float 
         lines = [f"{tile.name} {tile.probability:.2f} ({name})" for tile, name in zip(top_tiles, names)]
         more = [f"and {len(tiles) - MAX_IMAGES_IN_MESSAGE} less probable ones"] if len(tiles) > len(lines) else []
         raise InputError(
-            f"A mosaic needs images of four classes with a probability of {least:g} or more, but there "
-            f"{'is 1 such class' if count == 1 else f'are {count} such classes'}. "
+            f"A mosaic needs images of four classes. Only images whose predicted class has a probability of {least:g} "
+            f"or more are used: they have {count} class{'' if count == 1 else 'es'}. "
             f"Images: {', '.join(lines + more) or 'none'}. "
             "Give images of more classes, or lower the required probability (min_probability)."
         )

@@ -583,6 +583,7 @@ def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
             raise GradcamError(f"The {name} is {shorten(value)}, expected a tensor (N,) of values from 0 to 1.")
     if len({len(share) for share in shares.values()}) > 1:
         lengths = ", ".join(f"{len(share)} of {name}" for name, share in shares.items())
-        raise GradcamError(f"The inputs have different lengths ({lengths}): expected one value of each per image.")
+        expected = "one value of drop, of coherency and of complexity for each image"
+        raise GradcamError(f"The inputs have different lengths ({lengths}): expected {expected}.")
     parts = torch.stack([shares["coherency"], 1 - shares["complexity"], 1 - shares["drop"]])
     return torch.where((parts > 0).all(0), len(parts) / (1 / torch.where(parts > 0, parts, 1.0)).sum(0), 0.0)

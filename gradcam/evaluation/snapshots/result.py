@@ -298,7 +298,7 @@ def align_maps(old: SnapshotEntry, new: SnapshotEntry) -> tuple[Tensor, Region]:
     if old.size != new.size:
         (old_height, old_width), (height, width) = old.size, new.size
         sizes = f"{old_width} x {old_height} pixels for OLD and {width} x {height} for NEW"
-        raise ImageError(f"has {sizes}: read it with the same --reader and size")
+        raise ImageError(f"has {sizes}: give both models a --reader that returns the same size")
     top, left = (max(old.region[i], new.region[i]) for i in (0, 1))
     bottom, right = (min(entry.region[i] + entry.region[i + 2] for entry in (old, new)) for i in (0, 1))
     if bottom <= top or right <= left:

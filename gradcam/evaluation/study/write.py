@@ -191,7 +191,7 @@ def draw_curves(results: Results) -> Pixels:
     """
     metrics = list_curves(results)
     if not metrics:
-        raise GradcamError("There are no curves: evaluate the metric insertion or deletion (--metric).")
+        raise GradcamError("There are no curves: evaluate the metric 'insertion' or 'deletion' (--metric).")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -136,8 +136,8 @@ def plan(name: str) -> Blueprint:
         size = size or _to_size(getattr(config, "image_size", None)) or base.DEFAULT_SIZE
     kind = _find_task_class(transformers, config)
     if _takes_prompt(kind):
-        advice = "gradcam run names the default layer, and --layer takes any name of model.named_modules() in Python"
-        raise ModelError(f"{kind.__name__} takes an image with a prompt, so its layers cannot be listed: {advice}.")
+        advice = "In Python, model.named_modules() lists all names for --layer. gradcam run prints the default layer"
+        raise ModelError(f"{kind.__name__} takes an image with a prompt, so its layers cannot be listed. {advice}.")
     build = partial(_build, transformers, config, config.num_labels) if kind is None else partial(kind, config)
     return Blueprint(build, size, getattr(config, "num_channels", 3))
 
@@ -333,9 +333,9 @@ def load_processor(folder: str, processor: Any = None) -> Any:
         reason = f"{type(processor).__name__} has no image processor or no tokenizer"
     except Exception as error:  # For missing or broken files, transformers raises errors of many types.
         reason = " ".join(str(error).split())[:200] if folder else "the model was not loaded from a folder"
-    advice = "save it in the model's folder with processor.save_pretrained(folder), or give it in Python"
+    advice = "save a processor in the model's folder with processor.save_pretrained(folder), or pass one in Python with"
     use = "gradcam.load_model(model, processor=processor)"
-    raise ModelError(f"The model has no processor of images and text ({reason}): {advice}, {use}.")
+    raise ModelError(f"The model has no processor of images and text ({reason}): {advice} {use}.")
 
 
 def make_prompt_preprocess(processor: Any) -> PromptPreprocess:
