@@ -7,8 +7,9 @@ Tokens respond to local changes. So each image is changed at randomly chosen cel
 responses are correlated with the changed cells. If the result is not clear, six points are changed one by one. The cell
 at each changed point has to be among the cells that respond most.
 
-A cell of a convolution's map responds to changes in a large area. So a quadrant is changed, and the centre of the
-responses has to move towards this quadrant. If the result is not clear, the other quadrants follow.
+A cell of a convolution's map responds to changes in a large area. So a corner is changed. The centre of the responses
+has to move towards this corner, and the strongest responses have to lie near the corner. If the result is not clear, the
+quadrants of the image follow, and then the other corners. The corners show whether the model crops or pads the image.
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ MIN_MARGIN = 0.1  # To replace the assumed layout, another layout must have a co
 # mirroring and transposing both move these quadrants.
 QUADRANTS = ((0, 1), (1, 0), (0, 0), (1, 1))
 QUADRANT_START, QUADRANT_SIDE = (0.08, 0.52), 0.4  # Shares of the image's sides.
+CORNER_START, CORNER_SIDE = (0.0, 0.8), 0.2
+# The maximum distance of the strongest responses from the centre of the changed corner, along each axis.
+MAX_CORNER_DISTANCE = 0.3
+MIN_CORNERS = 0.5  # The minimum share of changed corners at which the layer has to respond.
 # The minimum distance between the centre of the responses and the grid's centre, as a share of the side.
 MIN_OFFSET = 0.02
 # If the centre of the responses moves by more than this share of the side, its direction must be right.
@@ -155,24 +160,47 @@ class Probe:
     def _measure_orientation(self) -> AnyLayout:
         """Measure the layout of a convolution's map. Its rows and columns may be swapped or mirrored."""
         assumed, images = self.placed.layout, self.batch.images
+        corner_offsets, responding = self._change_corners(0)
+        if min(corner_offsets) > MIN_OFFSET and responding == images:
+            return assumed
         offsets, transposed = [], []
         for shift in range(len(QUADRANTS)):
-            quadrants = [QUADRANTS[(image + shift) % len(QUADRANTS)] for image in range(images)]
-            changes = self._respond(_cut_quadrants(quadrants, self.batch.size))
+            quadrants = _list_quadrants(images, shift)
+            changes = self._respond(_cut_windows(quadrants, self.batch.size, QUADRANT_START, QUADRANT_SIDE))
             if changes is None:
                 return assumed
             responses = assumed.to_grid(changes).float().norm(dim=1)
             offsets.append(_find_offsets(responses, quadrants))
             transposed.append(_find_offsets(responses.mT, quadrants))
             if shift == 0 and min(offsets[0]) > MIN_OFFSET:
-                return assumed
+                break
         is_flat = len(self.batch.size) == 2 and not self.placed.is_fixed
-        if _follows(offsets) or (not (is_flat and _follows(transposed)) and _hardly_moves(offsets)):
+        if not (is_flat and _follows(transposed)) and _hardly_moves(offsets):
+            return assumed
+        if _follows(offsets):
+            responding += sum(self._change_corners(shift)[1] for shift in range(1, len(QUADRANTS)))
+            if responding < MIN_CORNERS * images * len(QUADRANTS):
+                raise MisplacedError(
+                    "the corners of the image were changed one by one, and the layer did not respond there, as if the "
+                    "model cropped or padded the image"
+                )
             return assumed
         if is_flat and _follows(transposed):
             name, rows = self.placed.outlet.name, torch.zeros_like(self.activations, dtype=torch.float32)
             return probe_layout(lambda rows: assumed.to_grid(rows).mT, name, rows, images, 2)
         raise MisplacedError("when one side of the image was changed, the layer did not respond on this side")
+
+    def _change_corners(self, shift: int) -> tuple[list[float], int]:
+        """Change a corner of each image. Return the offsets, and the number of images that respond at their corner."""
+        quadrants = _list_quadrants(self.batch.images, shift)
+        try:
+            changes = self._respond(_cut_windows(quadrants, self.batch.size, CORNER_START, CORNER_SIDE))
+        except MisplacedError:  # No cell depends on these corners.
+            changes = None
+        if changes is None:
+            return [0.0, 0.0], 0
+        responses = self.placed.layout.to_grid(changes).float().norm(dim=1)
+        return _find_offsets(responses, quadrants), _count_peaks(responses, quadrants)
 
     def _respond(self, mask: Tensor) -> Tensor | None:
         """Put noise into the images where `mask` (N,1,...) is set; return the change of the output, or None if unknown.
@@ -328,13 +356,21 @@ def _sample_cells(grid: tuple[int, ...], images: int) -> Tensor:
     return (ranks < CHANGED_SHARE * ranks.shape[1]).float().unflatten(1, grid)
 
 
-def _cut_quadrants(quadrants: Sequence[Sequence[int]], size: Sequence[int]) -> Tensor:
+def _list_quadrants(images: int, shift: int) -> list[tuple[int, int]]:
+    """Return a quadrant for each image. Four different shifts return all quadrants for each image."""
+    return [QUADRANTS[(image + shift) % len(QUADRANTS)] for image in range(images)]
+
+
+def _cut_windows(
+    quadrants: Sequence[Sequence[int]], size: Sequence[int], starts: tuple[float, float], width: float
+) -> Tensor:
+    """Return masks (N,1,...) of a square in each quadrant. `starts` and `width` are shares of the image's sides."""
     mask = torch.zeros(len(quadrants), 1, *size, dtype=torch.float32, device="cpu")
     for row, quadrant in zip(mask, quadrants):
         window: list[Any] = [...]
         for side, length in zip(quadrant, size[-2:]):
-            start = int(QUADRANT_START[side] * length)
-            window.append(slice(start, start + max(1, int(QUADRANT_SIDE * length))))
+            start = int(starts[side] * length)
+            window.append(slice(start, start + max(1, int(width * length))))
         row[tuple(window)] = 1
     return mask
 
@@ -358,6 +394,17 @@ def _hardly_moves(offsets: Sequence[Sequence[float]]) -> bool:
     return all(
         sum(map(abs, axis)) < MIN_MOVEMENT * len(axis) and sum(axis) > -MIN_OFFSET * len(axis) for axis in zip(*offsets)
     )
+
+
+def _count_peaks(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> int:
+    """Count the images whose strongest responses (N,*grid) are near the corner of the changed quadrant."""
+    values = responses.flatten(1, -3).sum(1) if responses.ndim > 3 else responses
+    strongest = values.flatten(1).topk(math.ceil(CORNER_SIDE**2 * values[0].numel())).indices
+    cells = torch.stack([strongest // values.shape[2], strongest % values.shape[2]], -1)
+    positions = (cells + 0.5) / cells.new_tensor(values.shape[1:])
+    centres = positions.new_tensor([[CORNER_START[side] + CORNER_SIDE / 2 for side in row] for row in quadrants])
+    is_near = (positions - centres[:, None]).abs() <= MAX_CORNER_DISTANCE
+    return int(is_near.all(2).all(1).sum())
 
 
 def _find_offsets(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> list[float]:

@@ -319,6 +319,35 @@ def test_a_network_that_rotates_the_image_gives_a_warning() -> None:
             gradcam.explain(model, images, target=1)
 
 
+@pytest.mark.parametrize(
+    ("change", "is_misplaced"),
+    [
+        (lambda images: images[..., 16:48, 16:48], True),
+        (lambda images: nn.functional.pad(images, (0, 64, 0, 64)), True),
+        (lambda images: nn.functional.interpolate(images, (96, 96)), False),
+        (lambda images: images[..., 2:62, 2:62], False),
+    ],
+    ids=["crop", "pad", "resize", "small crop"],
+)
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_network_that_crops_or_pads_the_image_gives_a_warning(
+    change: Callable[[Tensor], Tensor], is_misplaced: bool, count: int
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Sequential(nn.Conv2d(3 if i == 0 else 8, 8, 3, 2, 1), nn.ReLU()) for i in range(3)))
+    model = FunctionModule(
+        lambda module, images: module.head(module.net(change(images)).mean((2, 3))), net=net, head=nn.Linear(8, 5)
+    ).eval()
+    images = torch.randn(count, 3, IMAGE_SIZE, IMAGE_SIZE)
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            gradcam.explain(model, images, target=1)
+        messages = [str(warning.message) for warning in caught]
+        assert any("as if the model cropped or padded" in message for message in messages) == is_misplaced, messages
+        assert len(messages) == is_misplaced
+
+
 def test_a_layer_that_does_not_depend_on_the_image_is_never_explained() -> None:
     def forward(module: Any, images: Tensor) -> Tensor:
         """Embed the image by a function, and only the positions by a module."""
