@@ -280,9 +280,9 @@ _MODEL = (
     choice(
         "--activation",
         allowed.ACTIVATIONS,
-        "Function that turns logits into probabilities. sigmoid: for multi-label models; none: the outputs are "
-        "regression values or several probabilities; applied: the output is a single probability; auto: softmax, or "
-        "sigmoid for a single logit.",
+        "Function that turns logits into probabilities. sigmoid: for multi-label models; auto: softmax, or sigmoid for a "
+        "single logit. For outputs that are no logits: none, for regression values and for probabilities of several "
+        "classes; applied, for a single probability.",
     ),
     option("--reader MODULE:FUNCTION", "Custom function that reads an image file."),
     max_pixels,

@@ -448,8 +448,8 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params:
     may also be a URL, such as s3://bucket/photos/. "shards-{000000..000146}.tar" names the shards of a WebDataset.
 
     Overlays have the names of the images, in the same subfolders. manifest.jsonl has a record per image, as printed by
-    `gradcam run --json`. An image that cannot be read does not stop the run. After a run that stopped early, --resume
-    explains the missing images.
+    `gradcam run --json`. An image that cannot be read does not stop the run. If a run stopped early, --resume
+    continues with the images that have no heatmap yet.
     """
     names = {field.name for field in fields(BatchOptions)}
     settings = to_settings({name: value for name, value in params.items() if name not in names})

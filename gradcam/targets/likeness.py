@@ -185,7 +185,7 @@ class CosineScoreExtractor(ScoreExtractor):
         if len(vectors) != images or vectors.shape[1] != self.directions.shape[1]:
             raise TargetError(
                 f"The model returned {tuple(vectors.shape)} for {images} image(s), expected "
-                f"({images}, {self.directions.shape[1]}): embeddings as long as the embedding to compare with."
+                f"({images}, {self.directions.shape[1]}): embeddings of the same length as the target embedding."
             )
         normalised = F.normalize(at_least_float32(vectors), dim=1)
         directions = self.directions.to(normalised)

@@ -189,7 +189,7 @@ class Token(Target):
             if missing := [number for number in numbers if number >= len(words)]:
                 listing = shorten(["".join(parts[i] for i in word).strip() for word in words] or "".join(parts))
                 problem = f"There is no word {missing[0]}"
-                raise TargetError(f"{problem}. The caption has {len(words)} word(s), from 0: {listing}.")
+                raise TargetError(f"{problem}. The caption has {len(words)} word(s), counted from 0: {listing}.")
             return [(number, words[number]) for number in numbers]
         count = len(tokens)
         has_default = self.position is None and self.against is None

@@ -233,7 +233,7 @@ def test_one_word_of_several_tokens(speaker: tuple[nn.Module, Any], pictures: Te
     assert word.classes.tolist() == [[-1]] * 2
     with pytest.raises(TargetError) as error:
         gradcam.explain(model, pictures, target=Token(ids, word=[0, 5]))
-    expected = "There is no word 5. The caption has 5 word(s), from 0: ['a', 'dog', 'cup', 'reds', 'no']."
+    expected = "There is no word 5. The caption has 5 word(s), counted from 0: ['a', 'dog', 'cup', 'reds', 'no']."
     assert str(error.value) == expected
 
 
