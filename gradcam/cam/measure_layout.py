@@ -399,12 +399,13 @@ def _hardly_moves(offsets: Sequence[Sequence[float]]) -> bool:
 def _count_peaks(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> int:
     """Count the images whose strongest responses (N,*grid) are near the corner of the changed quadrant."""
     values = responses.flatten(1, -3).sum(1) if responses.ndim > 3 else responses
-    strongest = values.flatten(1).topk(math.ceil(CORNER_SIDE**2 * values[0].numel())).indices
-    cells = torch.stack([strongest // values.shape[2], strongest % values.shape[2]], -1)
+    strongest, indices = values.flatten(1).topk(max(1, int(CORNER_SIDE**2 * values[0].numel())))
+    cells = torch.stack([indices // values.shape[2], indices % values.shape[2]], -1)
     positions = (cells + 0.5) / cells.new_tensor(values.shape[1:])
     centres = positions.new_tensor([[CORNER_START[side] + CORNER_SIDE / 2 for side in row] for row in quadrants])
-    is_near = (positions - centres[:, None]).abs() <= MAX_CORNER_DISTANCE
-    return int(is_near.all(2).all(1).sum())
+    is_near = ((positions - centres[:, None]).abs() <= MAX_CORNER_DISTANCE).all(2)
+    # The change may reach fewer cells. The other cells do not count.
+    return int(((is_near | (strongest == 0)).all(1) & (strongest[:, 0] > 0)).sum())
 
 
 def _find_offsets(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> list[float]:
