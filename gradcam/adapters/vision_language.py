@@ -243,7 +243,7 @@ class Idefics(VisionLanguageModel):
             images = _list_runs(row, row_mask)
             if any(length != tokens for runs in images for _, length in runs) or sum(map(len, images)) != count:
                 raise ValueError(
-                    f"the text has {sum(row_mask)} image tokens, and the image has {count} tiles of {tokens}"
+                    f"the text has {sum(row_mask)} image tokens, expected {tokens} for each of {count} tile(s)"
                 )
             for runs in images:
                 thumbnail = start + len(runs) - 1

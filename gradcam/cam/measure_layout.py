@@ -152,8 +152,8 @@ class Probe:
             return layouts[best]
         if responding < MIN_RESPONSES - (is_likely and not is_better):
             raise MisplacedError(
-                f"{len(TEST_POINTS)} places of the image were changed one by one. The layer changed at the same place "
-                f"{responding} times, expected at least {MIN_RESPONSES}"
+                f"{len(TEST_POINTS)} places of the image were changed one by one. In {responding} of these cases, the "
+                f"layer changed at the same place, expected at least {MIN_RESPONSES}"
             )
         return assumed
 

@@ -183,7 +183,7 @@ def to_settings(params: dict[str, Any]) -> Settings:
     remaining = {name: value for name, value in params.items() if name not in used_names}
     settings = Settings(model=model, options=options, target_choice=target_choice, **remaining)
     if settings.target is not None and (settings.classes or settings.top_k > 1 or settings.score != "logit"):
-        raise click.UsageError("--target replaces --class, --top-k and --score: give only one of them.")
+        raise click.UsageError("--target replaces --class, --top-k and --score: remove --target, or these options.")
     if settings.classes and settings.top_k > 1:
         raise click.UsageError("--class and --top-k both choose the classes to explain: give only one of them.")
     _check_targets(settings)

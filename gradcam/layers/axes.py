@@ -158,8 +158,8 @@ def reject_frames_first(batch: Batch, modules: Sequence[nn.Module]) -> None:
         if {"input_ids", "pixel_attention_mask"} & batch.kwargs.keys():
             raise ImageError(
                 f"pixel_values are {tuple(batch.pictures.shape)}, with several images or tiles per sample. "
-                "Turn off splitting in the processor (do_image_splitting=False), pass pixel_values[:, 0], and wrap the "
-                "model in a module whose forward passes pixel_values[:, None] to the model."
+                "Turn off splitting in the processor (do_image_splitting=False), and pass pixel_values[:, 0]. Wrap the "
+                "model in a module whose forward() calls the model with pixel_values[:, None]."
             )
         wrapper = "a module whose forward(clips) returns model(clips.transpose(1, 2))"
         advice = f"pass frames.transpose(1, 2), and wrap the model in {wrapper}."

@@ -417,7 +417,7 @@ def _complete(values: Any, picture: Any = None, note: Any = None, spacing: Any =
         picture, note = scale_for_display(values)
     sizes = [f"{array.shape[1]} x {array.shape[0]}" for array in (values, check_pixels(picture))]
     if sizes[0] != sizes[1]:
-        raise ImageError(f"The image to draw on is {sizes[1]}, but the values are {sizes[0]}: expected the same size.")
+        raise ImageError(f"The image to draw on is {sizes[1]}, but the array is {sizes[0]}: expected the same size.")
     if not isinstance(note, (str, type(None))):
         raise ImageError(f"The note is {shorten(note)}, expected a string or None.")
     if spacing is not None and not read.is_spacing(spacing):

@@ -203,7 +203,8 @@ class Record:
             lists["edits"] = _to_list(fields.get("edits"), None, (str,))
             record = Record(predictions=predictions, explained=explained, **texts, **lists)
             if fields.get("status", record.status) != record.status:
-                raise ValueError(f"its status is {shorten(fields['status'])}, but its error requires '{record.status}'")
+                rule = "'failed' for a record with an error, 'ok' otherwise"
+                raise ValueError(f"its status is {shorten(fields['status'])}, expected '{record.status}' ({rule})")
             return record
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise GradcamError(f"it is not a complete record ({type(error).__name__}: {error})") from error

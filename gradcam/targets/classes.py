@@ -104,7 +104,7 @@ class ClassTarget:
             raise TargetError(f"top is {self.top!r}, expected the number of classes to explain, 1 or more.")
         if self.score != "contrast" and self.against != () and len(to_rivals(self.against)):
             advice = "use score='contrast' with against."
-            raise TargetError(f"against is {shorten(self.against)}, but the score is {self.score!r}: {advice}")
+            raise TargetError(f"against= is {shorten(self.against)}, but the score is {self.score!r}: {advice}")
 
     def resolve(self, logits: Tensor, images: int) -> ClassTarget:
         """Determine the classes (N,K) and, for a contrast, their rivals from the logits.
@@ -404,7 +404,7 @@ def to_rivals(against: Any) -> np.ndarray[Any, Any]:
         values = to_integers(against)
         if values.ndim <= 1:
             return np.unique(values).astype(np.int64)
-    raise TargetError(f"against is {shorten(against)}, expected a class index, or a list of class indices.")
+    raise TargetError(f"against= is {shorten(against)}, expected a class index, or a list of class indices.")
 
 
 def choose_rivals(against: Any, logits: Tensor, classes: Tensor) -> Tensor:

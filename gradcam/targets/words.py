@@ -348,7 +348,8 @@ def _predict_without_image(module: nn.Module, extractor: WordScoreExtractor) -> 
 def _select(logits: Tensor, tokens: Sequence[int]) -> Tensor:
     """Return the logits (N,P) of one token for each position, in float32 or float64."""
     if max(tokens) >= logits.shape[2]:
-        raise TargetError(f"There is no token {max(tokens)}: the model has {logits.shape[2]} tokens, from 0.")
+        offer = f"the vocabulary has {logits.shape[2]} tokens, 0 to {logits.shape[2] - 1}"
+        raise TargetError(f"There is no token {max(tokens)}: {offer}.")
     indices = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
     values = logits.gather(2, indices[None, :, None].expand(len(logits), -1, 1))[..., 0]
     return at_least_float32(values)

@@ -142,7 +142,7 @@ def test_what_a_metric_gives_is_checked(
     [
         (lambda: metric("road", summary="", better="higher"), "There is already a metric or group 'road'"),
         (lambda: metric("a b", summary="", better="higher"), "'a b' is not a valid metric name"),
-        (lambda: metric("odd", summary="", better="up"), "better is 'up', expected 'higher' or 'lower'"),
+        (lambda: metric("odd", summary="", better="up"), "better= is 'up', expected 'higher' or 'lower'"),
         (lambda: metric("odd", summary="", better="lower", needs=["maps"]), r"'odd' are \['maps'\], expected some"),
         (
             lambda: metric("odd", summary="", better="lower", needs=["grid-mass", "heatmaps"]),

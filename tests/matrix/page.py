@@ -12,16 +12,20 @@ HEAD = """# Providers, tasks and commands
 
 A provider is the source of a model: the package itself (`embedded`), a library, or a function in your own file
 (`FILE.py`). For every provider and task, the commands were tested with one model: for `embedded`, the package's
-classifier; otherwise, a model with random weights. The task `text` compares an image with sentences, and `likeness`
-compares two images. The column `--json` is `gradcam run --json`. `scripts/check_matrix` repeats all tests. Each cell has
-one of three values:
+classifier; otherwise, a model with random weights. If the test has no model of the provider for a task, it uses the
+provider's model for another task, such as a classifier.
+
+The task `text` compares an image with sentences, and `likeness` compares two images: on the command line, both are
+`--task matching`. The task `caption` is `--task captioning`, and `keypoints` is `--task pose`. The column `--json` is
+`gradcam run --json`. `scripts/check_matrix` repeats all tests. Each cell has one of three values:
 
 - ✓ means that the command passed its test. `run`: if a square is painted into the image, the heatmap changes at the
   square. `batch`: the maps are the same as with `run`. `batch --resume`: an interrupted run, once resumed, gives the same
   maps as an uninterrupted run. `diff`: a model compared with itself shows no difference. For the other commands, the test
   checks that the output is complete.
-- A number refers to an error message in the list below the table. In the messages, `painted.png`, `plain.png` and
-  `other.png` are the test images, and `OLD` is the first model that was passed to `diff`.
+- A number means that the command reported an error instead of a result. The list below the table has the message with
+  this number. In the messages, `painted.png`, `plain.png` and `other.png` are the test images, and `OLD` is the first
+  model that was passed to `diff`.
 - An empty cell was not tested.
 
 """

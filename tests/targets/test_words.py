@@ -132,7 +132,7 @@ def test_an_alternative_explains_the_first_token_by_default(model: nn.Module, pi
         TargetError, match=r"alternative, 9, begin with the same token, 9\. Only first tokens are compared"
     ):
         gradcam.explain(model, pictures, target=Token(CAPTION, [0, 1], against=9))
-    with pytest.raises(TargetError, match="There is no token 12: the model has 12 tokens, from 0"):
+    with pytest.raises(TargetError, match="There is no token 12: the vocabulary has 12 tokens, 0 to 11"):
         gradcam.explain(model, pictures, target=Token(CAPTION, against=12))
 
 

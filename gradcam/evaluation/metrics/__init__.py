@@ -224,7 +224,7 @@ def metric(
     if name.lower() in (*METRICS, *GROUPS, "all"):
         raise GradcamError(f"There is already a metric or group {name!r}: choose another name.")
     if better not in ("higher", "lower"):
-        raise GradcamError(f"better is {shorten(better)}, expected 'higher' or 'lower'.")
+        raise GradcamError(f"better= is {shorten(better)}, expected 'higher' or 'lower'.")
     valid_needs = ("subject", "heatmaps", "explain", "masks", "boxes", "seed", "mosaic", *METRICS)
     if isinstance(needs, str) or not needs or not all(need in valid_needs for need in needs):
         raise GradcamError(

@@ -63,8 +63,8 @@ def _read_table(path: str, items: Sequence[InputImage]) -> tuple[dict[str, str],
     """
     if not path.lower().endswith(LIST_SUFFIXES):
         raise InputError(
-            f"{path}: expected a table ({', '.join(LIST_SUFFIXES)}) with the columns image and class, or the word "
-            f"{FOLDERS} or {PREDICTED}."
+            f"{path}: expected a table ({', '.join(LIST_SUFFIXES)}) with the columns image and class. Instead of a "
+            f"table, you can give the word {FOLDERS} or {PREDICTED}."
         )
     names = {item.name: item.name for item in items}
     names |= {os.path.realpath(item.content.path): item.name for item in items if item.content.path is not None}
