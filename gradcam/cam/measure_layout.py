@@ -8,8 +8,9 @@ responses are correlated with the changed cells. If the result is not clear, six
 at each changed point has to be among the cells that respond most.
 
 A cell of a convolution's map responds to changes in a large area. So a corner is changed. The centre of the responses
-has to move towards this corner, and the strongest responses have to lie near the corner. If the result is not clear, the
-quadrants of the image follow, and then the other corners. The corners show whether the model crops or pads the image.
+has to move towards this corner, and the strongest responses have to lie near the corner. If the result is not clear,
+the quadrants of the image follow, and then the other corners. The corners show whether the model crops, pads or
+rearranges the image.
 """
 
 from __future__ import annotations
@@ -61,9 +62,11 @@ MIN_MARGIN = 0.1  # To replace the assumed layout, another layout must have a co
 QUADRANTS = ((0, 1), (1, 0), (0, 0), (1, 1))
 QUADRANT_START, QUADRANT_SIDE = (0.08, 0.52), 0.4  # Shares of the image's sides.
 CORNER_START, CORNER_SIDE = (0.0, 0.8), 0.2
-# The maximum distance of the strongest responses from the centre of the changed corner, along each axis.
+# Cells are near a changed corner if their distance from its centre, along each axis, is at most this share of the side.
 MAX_CORNER_DISTANCE = 0.3
-MIN_CORNERS = 0.5  # The minimum share of changed corners at which the layer has to respond.
+# The layer does not respond at a changed corner if the cells near the corner change by less than this share of the mean
+# change. At half of the corners or more, this means that the model crops, pads or rearranges the image.
+MIN_CORNER_CHANGE, MAX_SILENT_CORNERS = 0.5, 0.5
 # The minimum distance between the centre of the responses and the grid's centre, as a share of the side.
 MIN_OFFSET = 0.02
 # If the centre of the responses moves by more than this share of the side, its direction must be right.
@@ -152,16 +155,16 @@ class Probe:
             return layouts[best]
         if responding < MIN_RESPONSES - (is_likely and not is_better):
             raise MisplacedError(
-                f"{len(TEST_POINTS)} places of the image were changed one by one. In {responding} of these cases, the "
-                f"layer changed at the same place, expected at least {MIN_RESPONSES}"
+                f"{len(TEST_POINTS)} places of the image were changed one by one, and the layer responded at "
+                f"{responding} of them, expected at least {MIN_RESPONSES}"
             )
         return assumed
 
     def _measure_orientation(self) -> AnyLayout:
         """Measure the layout of a convolution's map. Its rows and columns may be swapped or mirrored."""
         assumed, images = self.placed.layout, self.batch.images
-        corner_offsets, responding = self._change_corners(0)
-        if min(corner_offsets) > MIN_OFFSET and responding == images:
+        is_clear, silent = self._change_corners(0)
+        if is_clear:
             return assumed
         offsets, transposed = [], []
         for shift in range(len(QUADRANTS)):
@@ -178,11 +181,11 @@ class Probe:
         if not (is_flat and _follows(transposed)) and _hardly_moves(offsets):
             return assumed
         if _follows(offsets):
-            responding += sum(self._change_corners(shift)[1] for shift in range(1, len(QUADRANTS)))
-            if responding < MIN_CORNERS * images * len(QUADRANTS):
+            silent += sum(self._change_corners(shift)[1] for shift in range(1, len(QUADRANTS)))
+            if silent >= MAX_SILENT_CORNERS * images * len(QUADRANTS):
                 raise MisplacedError(
                     "the corners of the image were changed one by one, and the layer did not respond there, as if the "
-                    "model cropped or padded the image"
+                    "model cropped, padded or rearranged the image"
                 )
             return assumed
         if is_flat and _follows(transposed):
@@ -190,17 +193,18 @@ class Probe:
             return probe_layout(lambda rows: assumed.to_grid(rows).mT, name, rows, images, 2)
         raise MisplacedError("when one side of the image was changed, the layer did not respond on this side")
 
-    def _change_corners(self, shift: int) -> tuple[list[float], int]:
-        """Change a corner of each image. Return the offsets, and the number of images that respond at their corner."""
+    def _change_corners(self, shift: int) -> tuple[bool, int]:
+        """Change a corner of each image. Return whether the strong responses are there, and count the silent corners."""
         quadrants = _list_quadrants(self.batch.images, shift)
         try:
             changes = self._respond(_cut_windows(quadrants, self.batch.size, CORNER_START, CORNER_SIDE))
         except MisplacedError:  # No cell depends on these corners.
-            changes = None
+            return False, self.batch.images
         if changes is None:
-            return [0.0, 0.0], 0
+            return False, 0
         responses = self.placed.layout.to_grid(changes).float().norm(dim=1)
-        return _find_offsets(responses, quadrants), _count_peaks(responses, quadrants)
+        is_near, silent = _compare_corners(responses, quadrants)
+        return is_near and min(_find_offsets(responses, quadrants)) > MIN_OFFSET, silent
 
     def _respond(self, mask: Tensor) -> Tensor | None:
         """Put noise into the images where `mask` (N,1,...) is set; return the change of the output, or None if unknown.
@@ -396,16 +400,21 @@ def _hardly_moves(offsets: Sequence[Sequence[float]]) -> bool:
     )
 
 
-def _count_peaks(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> int:
-    """Count the images whose strongest responses (N,*grid) are near the corner of the changed quadrant."""
+def _compare_corners(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> tuple[bool, int]:
+    """Return whether each image's strongest responses (N,*grid) are near its changed corner; count the silent corners."""
     values = responses.flatten(1, -3).sum(1) if responses.ndim > 3 else responses
-    strongest, indices = values.flatten(1).topk(max(1, int(CORNER_SIDE**2 * values[0].numel())))
-    cells = torch.stack([indices // values.shape[2], indices % values.shape[2]], -1)
-    positions = (cells + 0.5) / cells.new_tensor(values.shape[1:])
-    centres = positions.new_tensor([[CORNER_START[side] + CORNER_SIDE / 2 for side in row] for row in quadrants])
-    is_near = ((positions - centres[:, None]).abs() <= MAX_CORNER_DISTANCE).all(2)
-    # The change may reach fewer cells. The other cells do not count.
-    return int(((is_near | (strongest == 0)).all(1) & (strongest[:, 0] > 0)).sum())
+    is_near = torch.ones_like(values, dtype=torch.bool)
+    for axis in (1, 2):
+        positions = (torch.arange(values.shape[axis], device=values.device) + 0.5) / values.shape[axis]
+        centres = [CORNER_START[quadrant[axis - 1]] + CORNER_SIDE / 2 for quadrant in quadrants]
+        distances = (positions - positions.new_tensor(centres)[:, None]).abs()
+        is_near &= (distances <= MAX_CORNER_DISTANCE).unsqueeze(3 - axis)
+    near, values = is_near.flatten(1), values.flatten(1)
+    strongest, indices = values.topk(max(1, int(CORNER_SIDE**2 * values.shape[1])))
+    # A change may reach fewer cells than the strongest. The other cells do not count.
+    is_placed = bool((near.gather(1, indices) | (strongest == 0)).all() & (strongest[:, 0] > 0).all())
+    silent = (values * near).sum(1) < MIN_CORNER_CHANGE * values.mean(1) * near.sum(1)
+    return is_placed, int((silent | (strongest[:, 0] == 0)).sum())
 
 
 def _find_offsets(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> list[float]:

@@ -111,7 +111,7 @@ def check_command(
 
     \b
     Passed: the heatmap beats every control map.
-    Undecided: a control map is as good as the heatmap, or there is too little evidence to explain.
+    Undecided: a control map is as good as the heatmap, or the image has too little evidence for the class.
     Failed: a control map is better, or the heatmap ignores the weights, the class or the image.
 
     The rules differ for the heatmap of the most probable other class. If it is as good

@@ -100,7 +100,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **par
 
     Which of several objects belongs to the class? The test images are mosaics of four images of four classes. "order"
     is how often a pixel in the image of the explained class has a higher value than a pixel in the other three images.
-    By chance, "order" is 0.5.
+    A random heatmap has an "order" of 0.5.
 
     Where is the object? "ROAD" is high if removing the most relevant pixels lowers the probability much more than
     removing the least relevant pixels. With --annotations, "on objects" replaces "ROAD". "on objects" is how often a

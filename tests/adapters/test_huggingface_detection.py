@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.nn.functional import interpolate
 import gradcam
 from gradcam import adapters
 from gradcam.adapters.base import Detections, DetectorAdapter
-from gradcam.errors import ImageError, ModelError, TargetError
+from gradcam.errors import GradcamWarning, ImageError, ModelError, TargetError
 from gradcam.hooks.containers import list_tensors, map_tensors, to_batch
 from gradcam.targets.boxes import Box
 
@@ -252,7 +253,10 @@ def explain(kind: str, inputs: dict[str, Any], **options: Any) -> gradcam.Explan
 @pytest.mark.parametrize("kind", KINDS)
 def test_maps_are_autograd_by_hand(kind: str, edge: str | None) -> None:
     inputs = make_inputs(kind)
-    explanation = explain(kind, inputs, target=Box([0, 1], edge))
+    # RfDetr itself mixes up the rows of windows that are not square.
+    is_misplaced = pytest.warns(GradcamWarning, match="may be misplaced: the corners")
+    with is_misplaced if kind == "RfDetr" else contextlib.nullcontext():
+        explanation = explain(kind, inputs, target=Box([0, 1], edge))
     for k in range(2):
         expected = by_hand(kind, inputs, k, None if edge is None else 1)
         assert expected.any()
