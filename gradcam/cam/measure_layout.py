@@ -181,7 +181,8 @@ class Probe:
         if not (is_flat and _follows(transposed)) and _hardly_moves(offsets):
             return assumed
         if _follows(offsets):
-            silent += sum(self._change_corners(shift)[1] for shift in range(1, len(QUADRANTS)))
+            # Test the other corners only if a corner was silent, because each test takes a pass.
+            silent += sum(self._change_corners(shift)[1] for shift in range(1, len(QUADRANTS))) if silent else 0
             if silent >= MAX_SILENT_CORNERS * images * len(QUADRANTS):
                 raise MisplacedError(
                     "the corners of the image were changed one by one, and the layer did not respond there, as if the "
@@ -405,14 +406,15 @@ def _compare_corners(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> t
     values = responses.flatten(1, -3).sum(1) if responses.ndim > 3 else responses
     is_near = torch.ones_like(values, dtype=torch.bool)
     for axis in (1, 2):
-        positions = (torch.arange(values.shape[axis], device=values.device) + 0.5) / values.shape[axis]
+        indices = torch.arange(values.shape[axis], dtype=values.dtype, device=values.device)
+        positions = (indices + 0.5) / values.shape[axis]
         centres = [CORNER_START[quadrant[axis - 1]] + CORNER_SIDE / 2 for quadrant in quadrants]
         distances = (positions - positions.new_tensor(centres)[:, None]).abs()
         is_near &= (distances <= MAX_CORNER_DISTANCE).unsqueeze(3 - axis)
     near, values = is_near.flatten(1), values.flatten(1)
-    strongest, indices = values.topk(max(1, int(CORNER_SIDE**2 * values.shape[1])))
+    strongest, cells = values.topk(max(1, int(CORNER_SIDE**2 * values.shape[1])))
     # A change may reach fewer cells than the strongest. The other cells do not count.
-    is_placed = bool((near.gather(1, indices) | (strongest == 0)).all() & (strongest[:, 0] > 0).all())
+    is_placed = bool((near.gather(1, cells) | (strongest == 0)).all() & (strongest[:, 0] > 0).all())
     silent = (values * near).sum(1) < MIN_CORNER_CHANGE * values.mean(1) * near.sum(1)
     return is_placed, int((silent | (strongest[:, 0] == 0)).sum())
 
