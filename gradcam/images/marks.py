@@ -105,7 +105,7 @@ class Mark:
         if self.mask is not None:
             values = to_numpy(self.mask)
             if values.dtype != np.bool_ or values.ndim != 2:
-                raise ImageError(f"The mask of a mark is {describe_array(values)}, expected bool (H,W).")
+                raise ImageError(f"The mask to draw is {describe_array(values)}, expected bool (H,W).")
             object.__setattr__(self, "mask", values)
 
     __repr__ = format_fields
@@ -244,7 +244,7 @@ def fit_mark(mark: Mark, region: Region, height: int, width: int) -> Mark:
         mask = mask[y0 : y0 + rows, x0 : x0 + columns]
         if mask.shape != (rows, columns):
             raise ImageError(
-                f"The mask of a mark is {describe_array(mark.mask)}, which does not cover the region {region}."
+                f"The mask to draw is {describe_array(mark.mask)}, which does not cover the region {region}."
             )
         mask = resize(mask.astype(np.float32), height, width) >= 0.5
     box, point = mark.box, mark.point
@@ -495,6 +495,6 @@ def _number_marks(marks: Iterable[Mark], image: Pixels) -> list[Mark]:
             raise ImageError(f"The mark is {shorten(mark)}, expected a Mark.")
         if mark.mask is not None and mark.mask.shape != image.shape[:2]:
             sizes = " x ".join(map(str, mark.mask.shape[::-1])), " x ".join(map(str, image.shape[1::-1]))
-            raise ImageError(f"The mask of a mark is {sizes[0]}, but the image is {sizes[1]}: expected the same size.")
+            raise ImageError(f"The mask to draw is {sizes[0]}, but the image is {sizes[1]}: expected the same size.")
         numbered.append(replace(mark, number=position) if mark.number is None else mark)
     return numbered

@@ -493,7 +493,7 @@ def test_a_panels_legend() -> None:
         ({"point": (1, None)}, r"The point of a mark is \(1, None\), expected \(across, down\)"),
         ({"point": (1, 2, 3)}, "expected .across, down."), ({"edge": "middle", "box": BOX}, "The edge is 'middle'"),
         ({"edge": "left"}, "The edge 'left' needs a box"),
-        ({"mask": np.ones(SIZE)}, r"The mask of a mark is float64 \(200, 300\), expected bool \(H,W\)"),
+        ({"mask": np.ones(SIZE)}, r"The mask to draw is float64 \(200, 300\), expected bool \(H,W\)"),
         ({"mask": np.ones((1, *SIZE), bool)}, r"bool \(1, 200, 300\)"), ({"text": 3}, "text .* is 3, expected a str"),
         ({"number": -1}, "number of a mark is -1, expected .* 0 or more"), ({"number": 1.5}, "The number .* is 1.5"),
     ],
@@ -504,7 +504,7 @@ def test_marks_that_cannot_be(fields: dict[str, Any], message: str) -> None:
 
 
 def test_what_cannot_be_drawn() -> None:
-    with pytest.raises(ImageError, match="The mask of a mark is 300 x 199, but the image is 300 x 200: expected"):
+    with pytest.raises(ImageError, match="The mask to draw is 300 x 199, but the image is 300 x 200: expected"):
         draw_marks(GREY, [Mark(mask=np.ones((199, 300), bool))])
     with pytest.raises(ImageError, match="expected a Mark"):
         draw_marks(GREY, [BOX])  # type: ignore[list-item]
