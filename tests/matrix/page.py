@@ -10,23 +10,33 @@ from tests.matrix.models import PROVIDERS, TASKS
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "matrix.md"
 HEAD = """# Providers, tasks and commands
 
-A provider is the source of a model: the package itself (`embedded`), a library, or a function in your own file
-(`FILE.py`). For every provider and task, the commands were tested with one model: for `embedded`, the package's
-classifier; otherwise, a model with random weights. If the test has no model of the provider for a task, it uses the
-provider's model for another task, such as a classifier.
+The table shows which commands of gradcam work with which models and tasks. A *provider* is the source of a model: the
+package itself (`embedded`), a library such as timm, or a function in your own file (`FILE.py`).
+`scripts/check_matrix` repeats all tests of the table.
 
-The task `text` compares an image with sentences, and `likeness` compares two images: on the command line, both are
-`--task matching`. The task `caption` is `--task captioning`, and `keypoints` is `--task pose`. The column `--json` is
-`gradcam run --json`. `scripts/check_matrix` repeats all tests. Each cell has one of three values:
+- For `embedded`, the tested model is the package's own classifier. For every other provider, the tested models have
+  random weights.
+- If a provider has no model for a task, the commands were tested with a model for another task. For example, the
+  provider `timm` was tested for detection with a classifier.
+- The task `text` compares an image with sentences. The task `likeness` compares two images. On the command line,
+  `text` and `likeness` are `--task matching`.
+- On the command line, the task `caption` is `--task captioning`, and the task `keypoints` is `--task pose`.
+- The column `--json` shows the results of `gradcam run --json`.
 
-- ✓ means that the command passed its test. `run`: if a square is painted into the image, the heatmap changes at the
-  square. `batch`: the maps are the same as with `run`. `batch --resume`: an interrupted run, once resumed, gives the same
-  maps as an uninterrupted run. `diff`: a model compared with itself shows no difference. For the other commands, the test
-  checks that the output is complete.
-- A number means that the command reported an error instead of a result. The list below the table has the message with
-  this number. In the messages, `painted.png`, `plain.png` and `other.png` are the test images, and `OLD` is the first
-  model that was passed to `diff`.
-- An empty cell was not tested.
+Each cell of the table has a ✓, a number, or nothing:
+
+- ✓ means that the command passed its test:
+  - The test of `run` paints a square into the image. The heatmap must change more at the square than elsewhere.
+  - The test of `batch` compares its maps with the maps of `run`. The maps must be the same.
+  - The test of `batch --resume` interrupts and resumes a run. The maps must be the same as the maps of an
+    uninterrupted run.
+  - The test of `diff` compares a model with itself. `diff` must report no difference.
+  - The tests of the other commands check that the output is complete.
+- A number means that the command ended with an error message. The list below the table shows the error message with
+  this number. In the error messages, `painted.png`, `plain.png` and `other.png` are the test images. `OLD` is the
+  first of the two models that `diff` compares.
+- An empty cell means that the command was not tested. `diff` and `ui` were tested only if the provider has a model
+  for the task.
 
 """
 Cells = Mapping[tuple[str, str, str], Cell]
