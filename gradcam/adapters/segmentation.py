@@ -30,10 +30,11 @@ class GenericSegmenter(SegmenterAdapter):
         if not is_usable or len(logits) != batch.images or 0 in logits.shape:
             output_type = f"tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
             images = batch.images
-            expected = f"class scores per pixel ({images}, classes, h, w) for {images} image(s)"
-            advice = "Pass target=, a function from the model's output to one score per image."
+            expected = f"class scores per pixel for {images} image(s): a tensor ({images}, classes, h, w)"
+            container = "The model may also return a dict with this tensor under the key 'out' or 'logits'."
+            advice = "For any other output, pass target=, a function from the model's output to one score per image."
             problem = f"{type(self.model).__name__} returned a {output_type}, expected {expected}"
-            raise TargetError(f"{problem}, alone or as 'out' or 'logits'. {advice}")
+            raise TargetError(f"{problem}. {container} {advice}")
         return logits
 
 
