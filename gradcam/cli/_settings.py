@@ -192,7 +192,7 @@ def to_settings(params: dict[str, Any]) -> Settings:
         raise click.UsageError("--against needs --score contrast, --text or --prompt: add one, or remove --against.")
     _check_for_attributions(settings)
     if model.fit == "crop" and model.predictions == "seen":
-        raise click.UsageError("--predictions seen needs --fit whole or --fit tiles: add one of them.")
+        raise click.UsageError("The option '--predictions seen' needs --fit whole or --fit tiles: add one of them.")
     return settings
 
 

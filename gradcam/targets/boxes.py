@@ -279,7 +279,7 @@ class BoxScoreExtractor(ScoreExtractor):
             if not matches:
                 raise self._make_no_box_error(i, output)
             problem = f"There is no {self._object_name} {missing[0]} in {name_image(self.batch, i)}"
-            raise TargetError(f"{problem}: there are {len(matches)}, 0 to {len(matches) - 1}.")
+            raise TargetError(f"{problem}: the numbers are 0 to {len(matches) - 1}.")
         return [matches[number] for number in self.target.numbers]
 
     @property

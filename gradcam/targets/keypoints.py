@@ -124,7 +124,7 @@ class KeypointScoreExtractor(ScoreExtractor):
     def _find_numbers(self, count: int) -> list[int]:
         numbers = range(count) if self.target.numbers is None else self.target.numbers
         if missing := [number for number in numbers if number >= count]:
-            raise TargetError(f"There is no keypoint {missing[0]}: the model has {count}, 0 to {count - 1}.")
+            raise TargetError(f"There is no keypoint {missing[0]}: the numbers are 0 to {count - 1}.")
         return list(numbers)
 
     def _select_pose(self, i: int, poses: Poses) -> Poses:
@@ -136,7 +136,7 @@ class KeypointScoreExtractor(ScoreExtractor):
                 problem = f"No box with keypoints was found in {image}"
                 raise TargetError(f"{problem}: no score is above the model's threshold.")
             if number >= count:
-                range_hint = f"there are {count}, 0 to {count - 1}"
+                range_hint = f"the numbers are 0 to {count - 1}"
                 if poses.scores is None:
                     range_hint = "the keypoint heatmaps cover the whole image, so pass box=0"
                 raise TargetError(f"There is no box {number} in {image}: {range_hint}.")

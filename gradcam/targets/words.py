@@ -195,7 +195,7 @@ class Token(Target):
         has_default = self.position is None and self.against is None
         phrases = [[i] for i in range(count)] if has_default else [sorted(map(int, phrase)) for phrase in self.phrases]
         if missing := [i for phrase in phrases for i in phrase if i >= count]:
-            raise TargetError(f"There is no token at position {missing[0]}: the caption has {count}, 0 to {count - 1}.")
+            raise TargetError(f"There is no token at position {missing[0]}: the positions are 0 to {count - 1}.")
         return [(phrase[0], phrase) for phrase in phrases]
 
     def bind(self, model: nn.Module, batch: Batch) -> BoundTarget:

@@ -295,7 +295,7 @@ def test_without_boxes_the_error_names_the_best_candidates(run: Command, street:
     )
     assert "--missed" in outcome.err
     assert len(errors(outcome)) == 1
-    run(street, "--model", "../mine.py:detector", "--box", 99).check_error(1, "There is no box 99 in the image: there")
+    run(street, "--model", "../mine.py:detector", "--box", 99).check_error(1, "There is no box 99 in the image: the numbers")
 
 
 # Masks
@@ -655,7 +655,7 @@ def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag
     [
         ("check", ("--box", "0", "--text", "dog"), "--text is for matching and text-prompted detectors"),
         ("check", ("--edge", "left"), "No such option"),
-        ("check", ("--box", "40"), "There is no box 40 in the image: there are 12, 0 to 11."),
+        ("check", ("--box", "40"), "There is no box 40 in the image: the numbers are 0 to 11."),
         ("evaluate", ("--word", "0"), "--word is for captioning, but ../mine.py:detector is for detection"),
         ("recommend", (), "../mine.py:detector is a model for detection, not a classifier"),
     ],

@@ -199,7 +199,10 @@ class TestWrongUse:
             (("--prompt", " "), "is empty"),
             ((*WORDS, "--with", "nowhere.png"), "'nowhere.png' does not exist"),
             ((*WORDS, "--with", "b.png", "--with", "b.png"), "--with has the same image twice"),
-            ((*PROMPT, "--say", "the table", "--word", "7"), "There is no word 7. The caption has 2 word(s), counted from 0"),
+            (
+                (*PROMPT, "--say", "the table", "--word", "7"),
+                "There is no word 7. The caption has 2 word(s), counted from 0",
+            ),
             ((*PROMPT, "--say", "unheard"), "tokenizer has no tokens for a part of 'unheard'"),
             ((*PROMPT, "--text", "what"), "A captioner takes one --prompt, but 2 were given"),
             ((*PROMPT, "--against", "on", "--against", "is"), "A captioner takes one --against, but 2 were given"),

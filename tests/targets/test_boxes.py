@@ -107,7 +107,7 @@ def test_each_listed_candidate_is_a_box_that_can_be_explained() -> None:
 
 
 MISTAKES: list[tuple[Any, str]] = [
-    (lambda: Box(12), "There is no box 12 in the image: there are 12, 0 to 11"),
+    (lambda: Box(12), "There is no box 12 in the image: the numbers are 0 to 11"),
     (lambda: Box([0, 99]), "There is no box 99 in the image"),
     (lambda: Box(-1), "The box is -1, expected a number from 0"),
     (lambda: Box(True), "The box is True, expected a number"),
@@ -133,7 +133,7 @@ def test_which_picture_lacks_the_box() -> None:
     last = [float(item["scores"][-1].detach()) for item in model(pictures)]
     fewer = int(last[1] < last[0])
     model.score_thresh = last[fewer]
-    with pytest.raises(TargetError, match=f"There is no box 11 in image {fewer}: there are"):
+    with pytest.raises(TargetError, match=f"There is no box 11 in image {fewer}: the numbers are"):
         explain(model, Box(11), pictures)
 
 

@@ -57,14 +57,14 @@ def test_forms_of_a_number(model: nn.Module, pictures: Tensor) -> None:
 
 
 def test_what_is_not_there(model: nn.Module, pictures: Tensor) -> None:
-    with pytest.raises(TargetError, match="There is no keypoint 5: the model has 5, 0 to 4"):
+    with pytest.raises(TargetError, match="There is no keypoint 5: the numbers are 0 to 4"):
         gradcam.explain(model, pictures, "0", target=Keypoint([1, 5]))
     with pytest.raises(TargetError, match="There is no box 1 in image 0: the keypoint heatmaps cover the whole image"):
         gradcam.explain(model, pictures, "0", target=Keypoint(1, box=1))
     detector, listed = make_detector("keypointrcnn"), make_pictures()
-    with pytest.raises(TargetError, match="There is no box 12 in image 0: there are 12, 0 to 11"):
+    with pytest.raises(TargetError, match="There is no box 12 in image 0: the numbers are 0 to 11"):
         gradcam.explain(detector, listed, target=Keypoint(1, box=12))
-    with pytest.raises(TargetError, match="There is no keypoint 3: the model has 3"):
+    with pytest.raises(TargetError, match="There is no keypoint 3: the numbers are 0 to 2"):
         gradcam.explain(detector, listed, target=Keypoint(3))
     detector.roi_heads.score_thresh = 1.0
     with pytest.raises(TargetError, match="No box with keypoints was found in the image"):

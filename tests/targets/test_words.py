@@ -312,7 +312,7 @@ def test_the_caption_that_the_model_writes(model: nn.Module, pictures: Tensor) -
         assert int(read_by_hand(model, pictures[0], place, written).argmax()) == word
     with pytest.raises(TargetError, match="one image, but the batch has 2"):
         gradcam.explain(model, pictures, target=Token())
-    with pytest.raises(TargetError, match=f"no token at position 99: the caption has {len(written)}"):
+    with pytest.raises(TargetError, match=f"no token at position 99: the positions are 0 to {len(written) - 1}"):
         gradcam.explain(model, pictures[:1], target=Token(position=99))
 
 
@@ -378,7 +378,7 @@ def test_a_model_inside_another(model: nn.Module, pictures: Tensor) -> None:
         (torch.tensor([CAPTION]), None, r"expected its tokens: integers in a list, or in a tensor \(T,\)"),
         ([5.0], None, "expected its tokens"),
         ("a dog", None, "The caption is 'a dog', expected its tokens"),
-        (CAPTION, 3, "no token at position 3: the caption has 3, 0 to 2"),
+        (CAPTION, 3, "no token at position 3: the positions are 0 to 2"),
         (CAPTION, [0, 7], "no token at position 7"),
         (CAPTION, -1, "The position is -1, expected the number of a token"),
         (CAPTION, [], "expected the number of a token, several numbers, or None for all"),
@@ -390,7 +390,7 @@ def test_a_model_inside_another(model: nn.Module, pictures: Tensor) -> None:
         (CAPTION, [(1, 1)], r"The position is \[\(1, 1\)\]"),
         (CAPTION, [(0, -1)], "The position is"),
         (CAPTION, [(0, (1,))], "The position is"),
-        (CAPTION, [0, (1, 3)], "no token at position 3: the caption has 3, 0 to 2"),
+        (CAPTION, [0, (1, 3)], "no token at position 3: the positions are 0 to 2"),
     ],
 )
 def test_bad_input(caption: Any, position: Any, message: str) -> None:
