@@ -214,7 +214,11 @@ class Probe:
         """
         outlet, batch = self.placed.outlet, self.batch.copy(pictures=_put_noise(self.batch.pictures, mask))
         changed = run_changed(self.model, batch, [outlet], self.autocast).get(outlet.name)
-        if changed is None or changed.shape != self.activations.shape:
+        if changed is None:
+            return None
+        if changed.shape != self.activations.shape:
+            if changed.ndim == self.activations.ndim and len(changed) == len(self.activations):
+                raise MisplacedError("the number of the layer's cells depends on the content of the image")
             return None
         changes = changed.detach() - self.activations.detach()
         if bool(changes.any()):

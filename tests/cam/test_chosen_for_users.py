@@ -347,6 +347,22 @@ def test_a_network_that_crops_or_pads_the_image_gives_a_warning(
         assert all("the corners of the image were changed one by one" in str(item.message) for item in caught)
 
 
+def test_a_layer_whose_number_of_tokens_depends_on_the_image_is_not_the_default() -> None:
+    def forward(module: Any, images: Tensor) -> Tensor:
+        """Remove tokens, as an adaptive token sampler does: how many remain depends on the image."""
+        tokens = module.first(module.patches(images).flatten(2).transpose(1, 2))
+        count = CELLS if torch.equal(images[0], reference[0]) else 16
+        return module.head(module.last(tokens[:, :count]).relu().mean(1))
+
+    torch.manual_seed(0)
+    reference = torch.randn(1, 3, IMAGE_SIZE, IMAGE_SIZE)
+    patches, norms = nn.Conv2d(3, 8, PATCH, PATCH), (nn.LayerNorm(8), nn.LayerNorm(8))
+    model = FunctionModule(forward, patches=patches, first=norms[0], last=norms[1], head=nn.Linear(8, 5)).eval()
+    assert gradcam.explain(model, reference, target=1).layer == "first"
+    with pytest.warns(GradcamWarning, match="the number of the layer's cells depends on the content of the image"):
+        gradcam.explain(model, reference, "last", target=1)
+
+
 def test_a_layer_that_does_not_depend_on_the_image_is_never_explained() -> None:
     def forward(module: Any, images: Tensor) -> Tensor:
         """Embed the image by a function, and only the positions by a module."""

@@ -295,7 +295,9 @@ def test_without_boxes_the_error_names_the_best_candidates(run: Command, street:
     )
     assert "--missed" in outcome.err
     assert len(errors(outcome)) == 1
-    run(street, "--model", "../mine.py:detector", "--box", 99).check_error(1, "There is no box 99 in the image: the numbers")
+    run(street, "--model", "../mine.py:detector", "--box", 99).check_error(
+        1, "There is no box 99 in the image: the numbers"
+    )
 
 
 # Masks
