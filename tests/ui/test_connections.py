@@ -164,7 +164,7 @@ def wait_for_end(connection: socket.socket, trickle: bytes = b"") -> float:
 def test_incomplete_headers_end_even_if_single_bytes_arrive(port: int, trickle: bytes) -> None:
     with connect(port) as connection:
         connection.sendall(HALF_A_REQUEST)
-        assert 0.3 < wait_for_end(connection, trickle) < 2
+        assert 0.3 < wait_for_end(connection, trickle) < 4.5
 
 
 def test_the_second_request_of_a_connection_has_the_same_time(port: int) -> None:
@@ -172,7 +172,7 @@ def test_the_second_request_of_a_connection_has_the_same_time(port: int) -> None
         connection.sendall(b"GET /0 HTTP/1.1\r\nHost: a\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
         connection.sendall(HALF_A_REQUEST)
-        assert wait_for_end(connection, b"a") < 2
+        assert wait_for_end(connection, b"a") < 4.5
 
 
 def test_a_body_that_stalls_ends(port: int) -> None:
@@ -181,7 +181,7 @@ def test_a_body_that_stalls_ends(port: int) -> None:
         for _ in range(3):
             time.sleep(0.1)
             connection.sendall(b"a")
-        assert 0.7 < wait_for_end(connection) < 2.5
+        assert 0.7 < wait_for_end(connection) < 4.5
 
 
 def test_a_slow_upload_that_makes_progress_goes_on(port: int) -> None:

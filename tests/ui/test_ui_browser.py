@@ -682,7 +682,7 @@ def test_cancel_stops_a_slow_method_and_the_last_answer_stays(
         assert page.locator("#method").input_value() == ""  # as the answer on screen
         page.select_option("#method", "layercam")  # It waits for the end of the cancelled pass, of at least 10 s.
         expect(page.locator("#shown-facts")).to_contain_text("layercam at")
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < 9
         assert visit.wrongs == []
         visit.context.close()
 
