@@ -170,7 +170,8 @@ class Pieces:
             expected, count = sum(map(self.count_image_tokens, images)), int(mask.sum())
             if count != expected:
                 problem = f"{name} has {count} image tokens, but {len(images)} image(s) of this size need {expected}"
-                raise ImageError(f"{problem}: pass the text and the pixels of one call of the model's own processor.")
+                advice = "call the model's own processor once with text and images, and pass its output"
+                raise ImageError(f"{problem}: {advice}.")
 
     def _token_grid(self, number: int) -> Size:
         height, width = self.grids[number]
