@@ -36,6 +36,13 @@ def test_wrappers_are_removed() -> None:
     assert unwrap(nn.DataParallel(torch.compile(nn.DataParallel(inner), backend="eager"))) is inner
 
 
+def test_a_named_layer_that_is_compiled_is_found_without_its_wrapper() -> None:
+    inner = nn.Linear(2, 2)
+    model = nn.Sequential(nn.ReLU(), torch.compile(inner, backend="eager"))
+    for name in ("1", "1._orig_mod"):
+        assert find_layer(model, name).module is inner
+
+
 def test_layers_are_listed_from_last_to_first_and_blocks_before_their_parts() -> None:
     model = torchvision.models.resnet18(weights=None).eval()
     names = list_layers_with_grid(model, to_batch(torch.zeros(1, 3, 64, 64)))
