@@ -19,7 +19,7 @@ from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, apply_smoothing, check_evidence, find_method
 from gradcam.cam.postprocess import Views, to_heatmaps_of_sizes
 from gradcam.cam.rounding import Key, warn_of_rounding
-from gradcam.cam.single_map import Maps, compute_single_map
+from gradcam.cam.plain_maps import Maps, compute_plain_maps
 from gradcam.errors import ImageError, LayerError, TargetError, join_names, shorten
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.model_facts import ModelFacts, self_changing_models
@@ -481,7 +481,7 @@ def _explain_at(
 
             if not reads_rows(recorded.scored.values, recorded.output, views.batch.images):
                 plan = replace(plan, methods=plan.methods_for_places)
-        maps = None if reruns is not None else compute_single_map(recorded, plan.methods, reshape)
+        maps = None if reruns is not None else compute_plain_maps(recorded, plan.methods, reshape)
         if maps is None:
             from gradcam.cam.maps import compute_maps
 

@@ -21,7 +21,7 @@ from gradcam.cam.grid import (
 )
 from gradcam.cam.methods.base import ActivationMethod, GradientMethod, Method, compute_checked
 from gradcam.cam.rounding import DenoisedMaps, Key, MethodMaps, denoise_method, mark_rounding
-from gradcam.cam.single_map import Maps
+from gradcam.cam.plain_maps import Maps
 from gradcam.errors import join_names, warn
 from gradcam.hooks.autograd import fill_missing_gradients, jacobian
 

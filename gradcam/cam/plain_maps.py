@@ -41,7 +41,7 @@ class Maps:
     rounding_mask: Tensor | None = None
 
 
-def compute_single_map(
+def compute_plain_maps(
     recorded: RecordedPass, methods: Sequence[Method], reshape: ReshapeSpec
 ) -> dict[Key, Maps] | None:
     """Return the map of a gradient method, as `maps.compute_maps` does; None if that function has to compute it.
