@@ -299,17 +299,17 @@ def explain_batch(
             results.append(GradcamError("The model's output contains NaN or infinite values: check its weights."))
             continue
         result: ExplainedImage | GradcamError
-        result = image_result = ExplainedImage(maps, attributions, image_predictions, request.target, others=others)
         try:
+            maps_of_image, selected = maps, attributions
             if len(pictures) > 1:
                 maps_of_image = {key: explanation.select(i) for key, explanation in maps.items()}
                 selected = [attribution.select(i) for attribution in attributions]
-                result = image_result = replace(image_result, maps=maps_of_image, attributions=selected)
-            if not image_result.results and len(pictures) > 1:
+            result = ExplainedImage(maps_of_image, selected, image_predictions, request.target, others=others)
+            if not result.results and len(pictures) > 1:
                 # Explain this image alone, because the error for a single image says why there is no result.
                 result = explain_batch(classifier, request, [pictures[i]], classes=classes)[0]
             if request.make_page is not None and isinstance(result, ExplainedImage):
-                result = replace(image_result, page=request.make_page(classifier, pictures[i]))
+                result = replace(result, page=request.make_page(classifier, pictures[i]))
         except GradcamError as error:
             # Return a new error, because the traceback of the original would keep tensors alive.
             result = GradcamError(str(error))
@@ -386,13 +386,16 @@ def round_to_tenths(numbers: Sequence[float] | None) -> Any:
 
 def _predict(classifier: Classifier, probabilities: Tensor, explained: Tensor | None) -> list[list[Prediction] | None]:
     """Return each image's most probable classes, then the other explained classes. `explained` has the shape (N,K)."""
-    labels, top = classifier.labels, probabilities.topk(min(MAX_PREDICTIONS, probabilities.shape[1])).indices.tolist()
-    explained_rows = [[]] * len(top) if explained is None else explained.tolist()
+    labels, top = classifier.labels, probabilities.topk(min(MAX_PREDICTIONS, probabilities.shape[1]))
+    explained_rows = [[]] * len(probabilities) if explained is None else explained.tolist()
+    are_finite = probabilities.isfinite().all(1).tolist()
     predictions: list[list[Prediction] | None] = []
-    for row, top_classes, explained_classes in zip(probabilities, top, explained_rows):
-        classes = [*top_classes, *sorted({*explained_classes} - {*top_classes}, key=lambda index: -float(row[index]))]
-        listed = [Prediction(i, None if labels is None else labels[i], row[i].item()) for i in classes]
-        predictions.append(listed if row.isfinite().all() else None)
+    rows = zip(probabilities, top.indices.tolist(), top.values.tolist(), explained_rows, are_finite)
+    for row, classes, values, explained_classes, is_finite in rows:
+        others = sorted({*explained_classes} - {*classes}, key=lambda index: -float(row[index]))
+        pairs = [*zip(classes, values), *((index, row[index].item()) for index in others)]
+        listed = [Prediction(i, None if labels is None else labels[i], value) for i, value in pairs]
+        predictions.append(listed if is_finite else None)
     return predictions
 
 

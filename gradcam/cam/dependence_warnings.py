@@ -22,7 +22,9 @@ def warn_of_shared_statistics(modules: Iterable[nn.Module]) -> None:
 
 
 def _share_statistics(modules: Iterable[nn.Module]) -> bool:
-    return any(isinstance(module, _BatchNorm) and module.running_mean is None for module in modules)
+    kinds = {kind for kind in set(map(type, modules)) if issubclass(kind, _BatchNorm)}
+    # The attribute of a module takes several times as long as its dictionary of buffers.
+    return any(type(module) in kinds and module._buffers.get("running_mean") is None for module in modules)
 
 
 def warn_of_dependence(modules: Iterable[nn.Module]) -> None:

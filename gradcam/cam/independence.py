@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,8 +16,13 @@ from gradcam.cam.grid import DependentImagesError, GridActivations
 from gradcam.cam.measure_layout import run_changed
 from gradcam.hooks.autograd import fill_missing_gradients, jacobian
 from gradcam.hooks.containers import Batch
+from gradcam.hooks.pytorch import differentiate
 from gradcam.layers.axes import take_image
 from gradcam.layers.find import LayerRef
+
+if TYPE_CHECKING:
+    from gradcam.layers.layout import Layout
+    from gradcam.layers.reshape import IndexLayout
 
 ROUNDING = 256  # A gradient at another image counts as zero if it is at most this many units in the last place.
 # Rounding may explain a difference up to `tolerance` times a sum. The sum is the image's largest gradient, plus the
@@ -84,21 +91,40 @@ def check_independence(
     inputs = [site.recorded for site in sites]
     if gradients is None or scores.shape[1] > 1:
         with torch.enable_grad():
-            scores = scores @ _sample_weights(scores.shape[1], scores)[:, None]
+            scores = scores @ _sample_weights(scores.shape[1], scores.dtype, scores.device)[:, None]
         gradients = next(jacobian(scores, inputs, scaled=recorded.has_float16))
-    weights = _sample_weights(len(scores), scores)
+    weights = _sample_weights(len(scores), scores.dtype, scores.device)
     with torch.enable_grad():
         weighted = scores * weights[:, None]
     weighted_gradients = next(jacobian(weighted, inputs, scaled=recorded.has_float16))
     for site, gradient, weighted_gradient in zip(sites, gradients, weighted_gradients):
         if gradient is None or weighted_gradient is None:
             continue
-        plain, reweighted = (site.layout.to_grid(tensor[0]).flatten(1) for tensor in (gradient, weighted_gradient))
-        errors = (reweighted - plain * weights.to(plain)[:, None]).abs().amax(1)
-        largest = plain.abs().amax(1)
+        plain, reweighted = (site.layout.to_grid(tensor[0]) for tensor in (gradient, weighted_gradient))
+        errors, largest = _find_largest_errors(reweighted, plain, weights), plain.flatten(1).abs().amax(1)
         # If a softmax subtracts the maximum of the entire batch, rounding errors depend on other images' gradients.
         limits = recorded.tolerance * (largest + largest.amax() / OWN_GRADIENT_FACTOR)
         recorded.checks.add(_require_independence, (errors > limits).any())
+
+
+def measure_dependence(scores: Tensor, tensor: Tensor, layout: Layout | IndexLayout, gradients: Tensor) -> Tensor:
+    """Return, for each image, how much its gradient at a layer depends on the weights of the other images' scores.
+
+    This is the test of `check_independence` for scores (N,1) and one layer. `gradients` (N,1,C,...) are the gradients of
+    the scores on the grid.
+    """
+    weights = _sample_weights(len(scores), scores.dtype, scores.device)
+    with torch.enable_grad():
+        weighted = (scores[:, 0] * weights).sum()
+    (gradient,) = differentiate(weighted, [tensor])
+    assert gradient is not None  # The unweighted scores have a gradient at this tensor.
+    return _find_largest_errors(layout.to_grid(gradient), gradients[:, 0], weights)
+
+
+def _find_largest_errors(reweighted: Tensor, plain: Tensor, weights: Tensor) -> Tensor:
+    """Return, for each image, the largest difference between its reweighted gradient and weight x plain gradient."""
+    factors = weights.to(plain).reshape(-1, *[1] * (plain.ndim - 1))
+    return torch.addcmul(reweighted, plain, factors, value=-1).abs_().amax(tuple(range(1, plain.ndim)))
 
 
 def confirm_dependence(recorded: RecordedPass) -> bool:
@@ -129,10 +155,11 @@ def _require_independence(is_dependent: list[float]) -> None:
         raise DependentImagesError
 
 
-def _sample_weights(count: int, like: Tensor) -> Tensor:
+@functools.lru_cache(maxsize=64)
+def _sample_weights(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return random weights from 0.5 to 1.5. Random signs would often be equal, and equal weights hide a dependence."""
     generator = torch.Generator("cpu").manual_seed(0)
-    return torch.rand(count, generator=generator, dtype=torch.float32, device="cpu").to(like) + 0.5
+    return torch.rand(count, generator=generator, dtype=torch.float32, device="cpu").to(device, dtype) + 0.5
 
 
 def compute_separate_gradients(

@@ -119,9 +119,14 @@ def find_input_device(model: nn.Module) -> torch.device:
 
 def find_input_dtype(model: nn.Module) -> torch.dtype:
     """Return the dtype of the first weight with at least two dimensions. Norms (1D) may have another dtype."""
-    floating = [tensor for tensor in _tensors(model) if tensor.is_floating_point() and tensor.dtype.itemsize > 1]
-    weights = [tensor for tensor in floating if tensor.ndim > 1]
-    return next((tensor.dtype for tensor in (*weights, *floating)), torch.float32)
+    # Stop at the first weight, because listing all tensors takes longer than the pass of a small model.
+    floating = (tensor for tensor in _tensors(model) if tensor.is_floating_point() and tensor.dtype.itemsize > 1)
+    first = None
+    for tensor in floating:
+        if tensor.ndim > 1:
+            return tensor.dtype
+        first = first or tensor.dtype
+    return first or torch.float32
 
 
 def first_channels(model: nn.Module) -> int:

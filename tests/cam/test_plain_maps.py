@@ -1,4 +1,4 @@
-"""Check that a single map, which a function of its own computes, equals the same map among several."""
+"""Check that the maps of one class per image, which a function of its own computes, equal the maps of several classes."""
 
 from collections.abc import Callable
 
@@ -40,17 +40,20 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("images", [1, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_a_single_map_equals_the_same_map_among_several(name: str, method: str) -> None:
+def test_maps_of_one_class_equal_the_same_maps_among_several(name: str, images: int, method: str) -> None:
     torch.manual_seed(0)
     build, layer, size = CASES[name]
-    model, image = build().eval(), torch.rand(1, *size)
-    several = gradcam.explain(model, image, layer, method=method, target=[[3, 1]], evidence=choose_evidence(method))
-    single = gradcam.explain(model, image, layer, method=method, target=[[3]], evidence=choose_evidence(method))
-    assert single.maps.any() or method == "eigengradcam"  # The sign of a principal component may hide it.
-    torch.testing.assert_close(single.maps, several.maps[:, :1], rtol=1e-4, atol=1e-6 * single.maps.abs().max().item())
-    torch.testing.assert_close(single.heatmaps, several.heatmaps[:, :1], rtol=1e-4, atol=1e-5)
-    assert (single.layout, single.layer, single.scores.item()) == (several.layout, layer, several.scores[0, 0].item())
+    model, pictures, classes = build().eval(), torch.rand(images, *size), [[3], [0], [2]][:images]
+    settings = {"method": method, "evidence": choose_evidence(method)}
+    several = gradcam.explain(model, pictures, layer, target=[[*row, 1] for row in classes], **settings)
+    one = gradcam.explain(model, pictures, layer, target=classes, **settings)
+    assert one.maps.flatten(1).any(1).all() or method == "eigengradcam"  # The sign of a component may hide it.
+    torch.testing.assert_close(one.maps, several.maps[:, :1], rtol=1e-4, atol=1e-6 * one.maps.abs().max().item())
+    torch.testing.assert_close(one.heatmaps, several.heatmaps[:, :1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(one.scores, several.scores[:, :1], rtol=1e-6, atol=0)
+    assert (one.layout, one.layer) == (several.layout, layer)
 
 
 def choose_evidence(method: str) -> str:
@@ -87,24 +90,64 @@ class TokensBeforeNorm(nn.Module):
         return self.head(self.norm(self.layer(images).movedim(1, -1)).mean((1, 2)))
 
 
-def test_a_single_map_of_rounding_errors_is_blank() -> None:
+@pytest.mark.parametrize("images", [1, 3])
+def test_maps_of_rounding_errors_are_blank(images: int) -> None:
     torch.manual_seed(0)
     with pytest.warns(gradcam.GradcamWarning, match="rounding errors"):
         explanation = gradcam.explain(
-            TokensBeforeNorm().eval(), torch.rand(1, 3, 32, 32), "layer", method="hirescam", target=3
+            TokensBeforeNorm().eval(), torch.rand(images, 3, 32, 32), "layer", method="hirescam", target=3
         )
     assert not explanation.maps.any()
 
 
-def test_a_single_map_without_a_gradient_is_an_error() -> None:
+@pytest.mark.parametrize("images", [1, 3])
+def test_maps_without_a_gradient_are_an_error(images: int) -> None:
     model = torchvision.models.resnet18(weights=None).eval()
     nn.init.zeros_(model.fc.weight)
     with pytest.raises(gradcam.errors.BlindLayerError, match="exactly zero"):
-        gradcam.explain(model, torch.rand(1, 3, 64, 64), "layer4", target=3)
+        gradcam.explain(model, torch.rand(images, 3, 64, 64), "layer4", target=3)
 
 
-def test_a_tiny_gradient_of_a_single_map_is_reported() -> None:
+@pytest.mark.parametrize("classes", [[3], [0, 3, 0]])
+def test_a_tiny_gradient_is_reported(classes: list[int]) -> None:
     model = torchvision.models.resnet18(weights=None).eval()
-    nn.init.constant_(model.fc.weight, 1e-36)
+    nn.init.constant_(model.fc.weight[3], 1e-36)
     with pytest.warns(gradcam.GradcamWarning, match="too small for float32"):
-        gradcam.explain(model, torch.rand(1, 3, 64, 64), "layer4", target=3)
+        gradcam.explain(model, torch.rand(len(classes), 3, 64, 64), "layer4", target=classes)
+
+
+def test_one_image_of_a_batch_without_a_gradient_is_blank_with_a_warning() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(weights=None).eval()
+    nn.init.zeros_(model.fc.weight[3])
+    with pytest.warns(gradcam.GradcamWarning, match="exactly zero for some of the images"):
+        explanation = gradcam.explain(model, torch.rand(3, 3, 64, 64), "layer4", target=[0, 3, 1], evidence="signed")
+    assert explanation.maps.flatten(1).any(1).tolist() == [True, False, True]
+
+
+def test_a_value_that_is_not_finite_in_one_image_of_a_batch_is_an_error() -> None:
+    model, images = torchvision.models.resnet18(weights=None).eval(), torch.rand(3, 3, 64, 64)
+    images[1, 0, 0, 0] = torch.nan
+    with pytest.raises(gradcam.errors.ModelError, match="The activations of layer 'layer4' are NaN"):
+        gradcam.explain(model, images, "layer4", target=3)
+
+
+def test_a_score_of_another_image_is_noticed_in_float32() -> None:
+    torch.manual_seed(0)
+    mix = FunctionModule(lambda _, y: y * torch.cat([y[1:], y[:1] * 0 + 1]))  # The last image depends on no other.
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3), mix)
+    model, images = model.eval(), torch.rand(3, 3, 16, 16)
+    with pytest.warns(gradcam.GradcamWarning, match="depend on one another"):
+        together = gradcam.explain(model, images, "0", target=[1, 2, 0], evidence="signed").maps
+    start = model[0](images).detach().requires_grad_()
+    for image, index in enumerate([1, 2, 0]):
+        (gradient,) = torch.autograd.grad(model[1:](start)[image, index], start)
+        expected = torch.einsum("c,chw->hw", gradient[image].mean((1, 2)), start[image].detach())
+        torch.testing.assert_close(together[image, 0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_weights_sampled_in_inference_mode_can_be_used_later() -> None:
+    model, images = nn.Sequential(nn.Conv2d(3, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval(), torch.rand(13, 3, 9, 9)
+    with torch.inference_mode():
+        first = gradcam.explain(model, images, "0", target=1, evidence="signed").maps
+    torch.testing.assert_close(gradcam.explain(model, images, "0", target=1, evidence="signed").maps, first)
