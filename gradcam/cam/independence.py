@@ -115,7 +115,7 @@ def measure_dependence(scores: Tensor, tensor: Tensor, layout: Layout | IndexLay
     """
     weights = _sample_weights(len(scores), scores.dtype, scores.device)
     with torch.enable_grad():
-        weighted = (scores[:, 0] * weights).sum()
+        weighted = (scores * weights[:, None]).sum()
     (gradient,) = differentiate(weighted, [tensor])
     assert gradient is not None  # The unweighted scores have a gradient at this tensor.
     return _find_largest_errors(layout.to_grid(gradient), gradients[:, 0], weights)

@@ -67,6 +67,23 @@ def test_an_explanation_waits_once_for_the_device(name: str, images: int, target
     assert waits == Counter({"tolist": 1})
 
 
+class AllOperations(Operations):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_batch_takes_few_more_operations_than_one_image() -> None:
+    # On a GPU, each operation of a small network takes longer to start than to compute.
+    model, counts = torchvision.models.resnet18(weights=None).eval(), []
+    for images in (torch.rand(1, 3, 64, 64), torch.rand(4, 3, 64, 64)):
+        gradcam.explain(model, images, "layer4")
+        with AllOperations() as operations:
+            gradcam.explain(model, images, "layer4")
+        counts.append(operations.found.total())
+    assert counts[1] - counts[0] <= 40  # The test for dependent images differentiates the scores once more.
+
+
 def test_count_waits_counts_every_kind() -> None:
     tensor = torch.tensor([1.0, 0.0])
     for call in (tensor.sum().item, tensor.tolist, lambda: bool(tensor.any()), tensor.nonzero):
