@@ -17,9 +17,9 @@ from gradcam.cam.forward import RecordedPass, recorded_pass
 from gradcam.cam.grid import JOINS, BlindPatchesError, list_unverified
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, apply_smoothing, check_evidence, find_method
+from gradcam.cam.plain_maps import Maps, compute_plain_maps
 from gradcam.cam.postprocess import Views, to_heatmaps_of_sizes
 from gradcam.cam.rounding import Key, warn_of_rounding
-from gradcam.cam.plain_maps import Maps, compute_plain_maps
 from gradcam.errors import ImageError, LayerError, TargetError, join_names, shorten
 from gradcam.hooks.containers import Batch, to_batch
 from gradcam.hooks.model_facts import ModelFacts, self_changing_models

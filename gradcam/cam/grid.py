@@ -30,6 +30,9 @@ ZERO_CAUSES = (
     "Possible causes: a head with zero weights, or a probability of exactly 0 or 1. Choose another score or class."
 )
 MIN_GRADIENT = 1e-35  # Float32 loses digits below 1e-38, so products with smaller gradients are inexact.
+# Rounding may explain a difference between an image's gradients in two backward passes, up to `tolerance` times a sum:
+# the image's largest gradient, plus the batch's largest gradient divided by this factor.
+OWN_GRADIENT_FACTOR = 64
 # Models in which the assumed layout of a layer was wrong. Other layouts of these models may be wrong too, so the
 # layouts of all layers are measured.
 corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradcam.cam.deferred_checks import RowRanges, read_row_ranges
 from gradcam.cam.dependence_warnings import warn_of_dependence
 from gradcam.cam.forward import RecordedPass
-from gradcam.cam.grid import DependentImagesError, GridActivations
+from gradcam.cam.grid import OWN_GRADIENT_FACTOR, DependentImagesError, GridActivations
 from gradcam.cam.measure_layout import run_changed
 from gradcam.hooks.autograd import fill_missing_gradients, jacobian
 from gradcam.hooks.containers import Batch
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from gradcam.layers.reshape import IndexLayout
 
 ROUNDING = 256  # A gradient at another image counts as zero if it is at most this many units in the last place.
-# Rounding may explain a difference up to `tolerance` times a sum. The sum is the image's largest gradient, plus the
-# batch's largest gradient divided by this factor.
-OWN_GRADIENT_FACTOR = 64
 
 
 def warn_of_mixed_images(recorded: RecordedPass) -> None:

@@ -20,8 +20,8 @@ from gradcam.cam.grid import (
     warn_of_blind_images,
 )
 from gradcam.cam.methods.base import ActivationMethod, GradientMethod, Method, compute_checked
-from gradcam.cam.rounding import DenoisedMaps, Key, MethodMaps, denoise_method, mark_rounding
 from gradcam.cam.plain_maps import Maps
+from gradcam.cam.rounding import DenoisedMaps, Key, MethodMaps, denoise_method, mark_rounding
 from gradcam.errors import join_names, warn
 from gradcam.hooks.autograd import fill_missing_gradients, jacobian
 

@@ -1,8 +1,9 @@
 """Compute the maps of one class per image at one layer, at little more than the cost of a hand-written hook.
 
 The general functions in `maps` loop over layers, methods and classes. For a single class, these loops would cost more
-than the maps. The function below does the same computation without them, and reads all values at once. If a value is
-unusual, it returns None, and the general functions compute the maps again, with all errors and warnings.
+than the maps. `compute_plain_maps` does the same computation without them, and reads all values at once. It returns
+None for several layers or classes, for dtypes other than float32, for other kinds of methods, and for values that need
+an error, a warning or the removal of rounding errors. Then the general functions compute the maps.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from gradcam.cam.deferred_checks import read_values
-from gradcam.cam.grid import MIN_GRADIENT, find_grid
+from gradcam.cam.grid import MIN_GRADIENT, OWN_GRADIENT_FACTOR, find_grid
 from gradcam.cam.methods.base import GradientMethod, Method
-from gradcam.cam.rounding import Key, is_clear
+from gradcam.cam.rounding import Key, are_clear
 from gradcam.hooks.pytorch import differentiate
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
     from gradcam.cam.forward import RecordedPass
     from gradcam.layers.layout import ReshapeSpec
+
+MAX_LIMIT_TOLERANCE = 1e-3  # Above this relative tolerance, few maps exceed the limit of the rounding errors.
 
 
 @dataclass(frozen=True)
@@ -44,23 +48,12 @@ class Maps:
 def compute_plain_maps(
     recorded: RecordedPass, methods: Sequence[Method], reshape: ReshapeSpec
 ) -> dict[Key, Maps] | None:
-    """Return the maps of a gradient method, as `maps.compute_maps` does; None if that function has to compute them.
-
-    The general functions are needed for several layers or classes, for dtypes other than float32, for other kinds of
-    methods, and for values that need an error, a warning or the removal of rounding errors.
-    """
-    method, scored, scores = methods[0], recorded.scored, recorded.scored.values
-    has_one_map = len(methods) == 1 and recorded.batch.pieces is None
-    has_one_map = has_one_map and scores.ndim == 2 and scores.shape[1] == 1 and len(recorded.activations) == 1
-    is_plain = isinstance(method, GradientMethod) and method.score is None and not method.assumes_positive
-    is_plain = is_plain and isinstance(method.function, str)  # A user's function may fail, which needs a diagnosis.
-    if not (has_one_map and is_plain) or scored.differentiate is not None or recorded.dtypes != {torch.float32}:
+    """Return the maps of a gradient method, as `maps.compute_maps` does; None if that function has to compute them."""
+    if not _are_supported(recorded, methods):
         return None
     ((tensor_name, tensor),) = recorded.activations.items()
-    if recorded.has_float16:
-        return None
-    layout = find_grid(tensor_name, tensor, recorded, reshape)
-    images = len(scores)
+    scores, tolerance, method = recorded.scored.values, recorded.tolerance, methods[0]
+    images, layout = len(scores), find_grid(tensor_name, tensor, recorded, reshape)
     with torch.enable_grad():
         total = scores if images == 1 else scores.sum()
     (gradient,) = differentiate(total, [tensor])
@@ -68,34 +61,42 @@ def compute_plain_maps(
         return None
     activations, gradients = layout.to_grid(tensor.detach()), layout.to_grid(gradient).unsqueeze(1)
     signed_maps = method.compute(activations, gradients)
-    if len(signed_maps) != images:
-        return None
+    test_rounding = partial(are_clear, signed_maps, tolerance, activations, (gradients,))
     readings = [*torch.aminmax(tensor.detach()), *_find_limits(gradients), *_find_limits(signed_maps), scores.detach()]
     if images > 1:
-        from gradcam.cam.independence import OWN_GRADIENT_FACTOR, measure_dependence
+        from gradcam.cam.independence import measure_dependence
 
         readings.append(measure_dependence(scores, tensor, layout, gradients))
-    lowest, highest, *rows = read_values(readings)
-    if not all(map(math.isfinite, (lowest, highest, *rows))):
-        return None
-    gradient_lows, gradient_highs, lows, highs = (rows[i * images : (i + 1) * images] for i in range(4))
+    # With a high tolerance, as on a GPU, maps rarely exceed the limit below. In this case, the exact test is computed
+    # before the values are read, because each reading waits for the device.
+    tests = [test_rounding()] if tolerance > MAX_LIMIT_TOLERANCE else []
+    lowest, highest, *rows = read_values([*readings, *tests])
+    gradient_lows, gradient_highs, lows, highs, _, errors = (rows[i * images : (i + 1) * images] for i in range(6))
     slopes = [max(-low, high) for low, high in zip(gradient_lows, gradient_highs)]
-    if min(slopes) < MIN_GRADIENT:
+    if not all(map(math.isfinite, (lowest, highest, *rows))) or min(slopes) < MIN_GRADIENT:
         return None
-    if images > 1:
-        margin = max(slopes) / OWN_GRADIENT_FACTOR
-        errors = zip(rows[5 * images :], slopes)
-        if any(error > recorded.tolerance * (slope + margin) for error, slope in errors):
-            return None
+    margin = max(slopes) / OWN_GRADIENT_FACTOR
+    if images > 1 and any(error > tolerance * (slope + margin) for error, slope in zip(errors, slopes)):
+        return None  # The images depend on one another.
     # No rounding error of the sum over the channels exceeds this factor times the largest gradient.
-    factor = 2 * recorded.tolerance * activations.shape[1] * max(-lowest, highest)
-    limits = [factor * slope for slope in slopes]
-    are_beyond = all(low >= 0 or -low > limit for low, limit in zip(lows, limits))
-    are_beyond = are_beyond and all(high <= 0 or high > limit for high, limit in zip(highs, limits))
-    if not are_beyond and not is_clear(signed_maps, recorded.tolerance, activations, (gradients,)):
+    factor = 2 * tolerance * activations.shape[1] * max(-lowest, highest)
+    is_beyond = all(low >= 0 or -low > factor * slope for low, slope in zip(lows, slopes))
+    is_beyond = is_beyond and all(high <= 0 or high > factor * slope for high, slope in zip(highs, slopes))
+    if not is_beyond and not (rows[-1] if tests else test_rounding()):
         return None
     (layer_name,) = recorded.names_by_layer
     return {(layer_name, method.name): Maps([signed_maps], scores.detach())}
+
+
+def _are_supported(recorded: RecordedPass, methods: Sequence[Method]) -> bool:
+    """Return True for one gradient method, one layer and one class per image, all in float32."""
+    method, scored, scores = methods[0], recorded.scored, recorded.scored.values
+    is_single = len(methods) == 1 and len(recorded.activations) == 1 and scores.shape[1:] == (1,)
+    is_gradient = isinstance(method, GradientMethod) and method.score is None and not method.assumes_positive
+    # A user's function may fail, which needs a diagnosis.
+    is_plain = is_gradient and isinstance(method.function, str) and scored.differentiate is None
+    is_float32 = recorded.dtypes == {torch.float32} and not recorded.has_float16
+    return is_single and is_plain and is_float32 and recorded.batch.pieces is None
 
 
 def _find_limits(tensor: Tensor) -> tuple[Tensor, Tensor]:

@@ -94,7 +94,7 @@ def denoise_method(
             if peaks and all(peaks):
                 largest, steepest = (max(max(-low, high) for low, high in peak_ranges) for peak_ranges in peaks)
                 limit = 2 * tolerance * activations.shape[1] * largest * steepest
-            if not _are_beyond(limit, ranges) and not is_clear(maps, tolerance, activations, chunk):
+            if not _are_beyond(limit, ranges) and not bool(are_clear(maps, tolerance, activations, chunk)):
                 pieces[-1] = denoise(
                     lambda perturb: compute(perturb(activations, 1), *(perturb(derivative, 2) for derivative in chunk)),
                     tolerance,
@@ -112,8 +112,8 @@ def _are_beyond(limit: float, ranges: Sequence[float]) -> bool:
     return all(low >= 0 or -low > limit for low in lows) and all(high <= 0 or high > limit for high in highs)
 
 
-def is_clear(maps: Tensor, tolerance: float, activations: Tensor, derivatives: Sequence[Tensor]) -> bool:
-    """Return whether maps exceed any rounding error of a sum of products, so that no perturbation is needed.
+def are_clear(maps: Tensor, tolerance: float, activations: Tensor, derivatives: Sequence[Tensor]) -> Tensor:
+    """Return whether all maps exceed any rounding error of a sum of products, so that no perturbation is needed.
 
     In each channel, the largest activation times the largest derivative is an upper bound for all cells. The rounding
     error of the sum over the channels is at most `tolerance` times the sum of these bounds, times a margin of 2.
@@ -123,7 +123,7 @@ def is_clear(maps: Tensor, tolerance: float, activations: Tensor, derivatives: S
     # `torch.linalg.vector_norm` takes many times as long for channels-last tensors, so `abs` and `amax` are used.
     slopes = torch.stack([derivative.abs().amax([axis + 1 for axis in places]) for derivative in derivatives]).sum(0)
     bound = 2 * tolerance * (activations.abs().amax(places)[:, None] * slopes).sum(2)
-    return bool((((high > bound) | (high <= 0)) & ((-low > bound) | (low >= 0))).all())
+    return (((high > bound) | (high <= 0)) & ((-low > bound) | (low >= 0))).all()
 
 
 def remove_noise(maps: Tensor, perturbed: Sequence[Tensor]) -> DenoisedMaps:

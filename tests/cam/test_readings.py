@@ -67,6 +67,17 @@ def test_an_explanation_waits_once_for_the_device(name: str, images: int, target
     assert waits == Counter({"tolist": 1})
 
 
+@pytest.mark.parametrize("images", [1, 4])
+def test_an_explanation_waits_once_if_products_have_few_digits(images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GPUs may compute products in TensorFloat-32. Then the maps of this model are within reach of the simple limit.
+    monkeypatch.setattr("gradcam.cam.forward.RecordedPass.tolerance", 2.0**-8)
+    torch.manual_seed(0)
+    model, pictures = torchvision.models.mobilenet_v2(weights=None).eval(), torch.rand(images, 3, 64, 64)
+    gradcam.explain(model, pictures, "features.18")
+    waits = count_waits(lambda: gradcam.explain(model, pictures, "features.18"))
+    assert waits == Counter({"tolist": 1})
+
+
 class AllOperations(Operations):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.found[str(func)] += 1
@@ -75,7 +86,7 @@ class AllOperations(Operations):
 
 def test_a_batch_takes_few_more_operations_than_one_image() -> None:
     # On a GPU, each operation of a small network takes longer to start than to compute.
-    model, counts = torchvision.models.resnet18(weights=None).eval(), []
+    model, counts = torchvision.models.resnet18(weights=None).eval(), list[int]()
     for images in (torch.rand(1, 3, 64, 64), torch.rand(4, 3, 64, 64)):
         gradcam.explain(model, images, "layer4")
         with AllOperations() as operations:
