@@ -36,7 +36,7 @@ DEVICE_MEMORY_DIVISOR = 8
 CPU_BUDGET_BYTES = 2**30
 # The maximum number of bytes of pixels that a stage processes at once. Resizing and drawing have lower limits, because
 # their intermediate results need several times the memory of the pixels.
-STAGE_BUDGET_BYTES = {"decode": 2**28, "resize": 2**26, "draw": 2**25, "encode": 2**28}
+STAGE_BUDGET_BYTES = {"decode": 2**28, "resize": 2**24, "draw": 2**25, "encode": 2**28}
 JPEG_SUFFIXES = (".jpg", ".jpeg")
 # After an overlay is drawn, this empty tensor replaces its heatmap to free memory.
 EMPTY_HEATMAP = torch.empty(0, dtype=torch.float32, device="cpu")

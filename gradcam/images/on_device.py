@@ -139,8 +139,9 @@ def _make_tables(colormap: str, alpha: float, signed: bool, blend: str, device: 
 
 def to_grey(images: Tensor) -> Tensor:
     """Return grey copies of RGB images, uint8 (N,3,H,W), with the rounded weights of OpenCV."""
-    red, green, blue = images.int().unbind(1)
-    grey = (9798 * red + 19235 * green + 3735 * blue + 2**14) >> 15
+    red, green, blue = images.unbind(1)
+    # A single large tensor of integers is changed in place, to save memory.
+    grey = red.int().mul_(9798).add_(green, alpha=19235).add_(blue, alpha=3735).add_(2**14).bitwise_right_shift_(15)
     return grey.to(torch.uint8)[:, None].repeat(1, 3, 1, 1)
 
 
@@ -164,12 +165,16 @@ def overlay(
         levels -= stretch((-heatmaps.float()).clamp(0, 1), rows, columns).clamp_(0, 1)
     steps, zero = get_level_scale(signed)
     indices = levels.mul_(steps).round_().add_(zero).int()
+    del levels  # Free memory, because the tensors below are as large.
     added, image_weights = _make_tables(look["colormap"], look["alpha"], signed, look["blend"], images.device)
     result = images.clone() if base == "color" else to_grey(images)
     region_pixels = result[:, :, y0 : y0 + rows, x0 : x0 + columns]
-    weights = image_weights[indices]
+    shade = image_weights[indices]
+    if base != "color":  # All channels are equal.
+        shade.mul_(region_pixels[:, 0])
     for channel in range(3):  # One channel at a time takes a third of the memory.
-        mixed = (region_pixels[:, channel] * weights).add_(added[channel][indices])
+        mixed = added[channel][indices]
+        mixed = mixed.add_(shade) if base != "color" else mixed.add_(region_pixels[:, channel] * shade)
         region_pixels[:, channel] = mixed.round_().clamp_(0, 255).to(torch.uint8)
     if outline and look["alpha"] > 0:
         height, width = images.shape[-2:]
