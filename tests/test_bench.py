@@ -28,11 +28,12 @@ def test_without_a_gpu_it_says_so_and_measures_nothing() -> None:
 @pytest.mark.slow
 def test_it_can_be_tried_out_on_the_processor() -> None:
     actual = bench("--pictures", "2", "--rounds", "1", "--batch", "1", "--contender", "gradcam")
-    assert actual.count("A test on the CPU in place of a GPU: these are not GPU figures.") == 4
+    assert actual.count("A test on the CPU in place of a GPU: these are not GPU figures.") == 5
     assert re.search(r"\| fp32, pixels on the GPU \| \d+", actual)
     stages = ["read", "decode", "decode and resize", "model and maps", "draw and encode", "write"]
     assert f"| gradcam | {' | '.join(stages)} |" in actual
     assert re.search(r"\| ResNet-18, layer4 \| 1 \| [\d.]+ ms \| [\d.]+ \(", actual)
+    assert re.search(r"\| gradcam \| 1 \| \d{3} \| 0 \| 0 \|", actual)
 
 
 @pytest.mark.cuda

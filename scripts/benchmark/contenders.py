@@ -54,14 +54,14 @@ def attach_by_hand(case: Case) -> Iterator[Call]:
 def attach_hook(case: Case) -> Iterator[Call]:
     """Attach Grad-CAM for one class with a forward hook, as many notebooks do. Autograd records all layers."""
     layer, activations = case.model.get_submodule(case.layer), []
-    ((index,),) = case.classes
+    classes = torch.tensor(case.classes, device=case.images.device)
 
     def explain() -> object:
         handle = layer.register_forward_hook(lambda module, args, output: activations.append(output))
         output = case.model(case.images)
         handle.remove()
         activation = activations.pop()
-        (gradient,) = torch.autograd.grad(output[:, index].sum(), activation)
+        (gradient,) = torch.autograd.grad(output.gather(1, classes).sum(), activation)
         maps = (gradient.mean((2, 3), keepdim=True) * activation).sum(1, keepdim=True).relu().detach()
         heatmaps = nn.functional.interpolate(maps, case.images.shape[2:], mode="bicubic").clamp(min=0)
         return heatmaps / heatmaps.amax((2, 3), keepdim=True).clamp(min=1e-30)
@@ -118,7 +118,7 @@ class Contender:
     output_description: str
 
 
-BARE = "forward pass alone"
+BARE, HOOK = "forward pass alone", "forward hook"
 
 
 CONTENDERS = {
@@ -140,3 +140,8 @@ CONTENDERS = {
         "signed maps at the layer's resolution; it does not clip, normalise or resize them",
     ),
 }
+
+
+def attach(name: str, case: Case) -> contextlib.AbstractContextManager[Call]:
+    """Attach a contender by its name. The name `HOOK` is the forward hook, which is in some tables only."""
+    return attach_hook(case) if name == HOOK else CONTENDERS[name].attach(case)

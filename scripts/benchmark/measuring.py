@@ -18,7 +18,7 @@ import click
 import torch
 
 from benchmark.cases import NETWORKS, SEED, Case, build_model, make_case
-from benchmark.contenders import CONTENDERS, Call
+from benchmark.contenders import CONTENDERS, Call, attach
 from gradcam.cli._process import MMAP_THRESHOLD, TRIM_THRESHOLD, set_allocator
 
 STATUS = Path("/proc/self/status")
@@ -57,7 +57,7 @@ def synchronise(device: str) -> None:
 def time_once(contender: str, case: Case) -> float:
     """Return the seconds of one call. Removing hooks and clearing `.grad` after the call is not timed."""
     device = case.images.device.type
-    with CONTENDERS[contender].attach(case) as call:
+    with attach(contender, case) as call:
         synchronise(device)
         start = time.perf_counter()
         call()

@@ -13,7 +13,7 @@ import torchvision
 
 import gradcam
 from benchmark.cases import NETWORKS, SEED, TRANSFORMERS, Case, build_model, make_case
-from benchmark.contenders import BARE, CONTENDERS, attach_hook
+from benchmark.contenders import BARE, CONTENDERS, HOOK, attach
 from benchmark.measuring import Settings, keep_freed_memory, report_progress, time_rounds
 from benchmark.tables import Table, describe_contenders, format_ratios
 
@@ -62,7 +62,7 @@ FIXED_SIDE = 64  # In pixels. In larger images, the forward pass hides the diffe
 
 def compare_fixed(settings: Settings) -> Iterator[Table]:
     """Measure the CPU time that a call needs beyond a bare forward pass, with batch size 1 and one thread."""
-    names = ("forward hook", "by hand", "gradcam", "gradcam, default layer", "torchcam", "captum")
+    names = (HOOK, "by hand", "gradcam", "gradcam, default layer", "torchcam", "captum")
     names = tuple(name for name in names if name.partition(",")[0] not in settings.missing)
     rows, raw = [], []
     threads = torch.get_num_threads()
@@ -80,7 +80,7 @@ def compare_fixed(settings: Settings) -> Iterator[Table]:
                 for contender, call in calls.items():
                     overhead[contender].append(call() - bare())
             medians = {contender: median(seconds) for contender, seconds in overhead.items()}
-            ratios = {contender: seconds / medians["forward hook"] for contender, seconds in medians.items()}
+            ratios = {contender: seconds / medians[HOOK] for contender, seconds in medians.items()}
             rows.append(
                 [name, *(f"{1e3 * medians[contender]:.2f} ms ({ratios[contender]:.2f})" for contender in names)]
             )
@@ -110,8 +110,7 @@ def call_once(contender: str, case: Case) -> float:
         start = time.process_time()
         gradcam.explain(case.model, case.images, target=case.classes)
         return time.process_time() - start
-    attach = attach_hook if name == "forward hook" else CONTENDERS[name].attach
-    with attach(case) as call:
+    with attach(name, case) as call:
         start = time.process_time()
         call()
         return time.process_time() - start
