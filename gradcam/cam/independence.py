@@ -16,6 +16,7 @@ from gradcam.cam.grid import OWN_GRADIENT_FACTOR, DependentImagesError, GridActi
 from gradcam.cam.measure_layout import run_changed
 from gradcam.hooks.autograd import fill_missing_gradients, jacobian
 from gradcam.hooks.containers import Batch
+from gradcam.hooks.known_classes import process_images_alone
 from gradcam.hooks.pytorch import differentiate
 from gradcam.layers.axes import take_image
 from gradcam.layers.find import LayerRef
@@ -31,10 +32,13 @@ def warn_of_mixed_images(recorded: RecordedPass) -> None:
     """Warn if a layer's output for one image depends on the other images of the batch.
 
     The gradient at the layer does not show a dependence before the layer. So each image also runs alone, and the
-    outputs are compared. If the outputs agree, the test is skipped for later batches that are not larger.
+    outputs are compared. If the outputs agree, the test is skipped for later batches that are not larger. The test is
+    also skipped for models whose classes are known to process each image alone.
     """
     batch = recorded.batch
     if not recorded.outlets or recorded.frame is not None or recorded.images_changed:
+        return
+    if process_images_alone(recorded.modules):
         return
     key = ("mixed", tuple(recorded.outlets), batch.size)
     # The cached value is the size of the largest batch so far whose images did not depend on one another.

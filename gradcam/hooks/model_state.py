@@ -41,7 +41,7 @@ class ModelState:
     def __init__(self, model: nn.Module) -> None:
         self._tensors: list[Tensor | None] = []
         self._objects: dict[int, int] = {}  # Maps the id of each described object to a number.
-        self._hooks = _list_global_hooks()
+        self._hooks = list_global_hooks()
         modules = list_modules(model)
         self._modules = [self._read_module(module) for module in modules]
         kinds: set[Any] = set(map(type, modules))
@@ -65,7 +65,7 @@ class ModelState:
         _storages = [tensor.untyped_storage() for tensor in tensors]
         return (
             is_same
-            and self._hooks == _list_global_hooks()
+            and self._hooks == list_global_hooks()
             and all(_refer(kind.forward) == forward for kind, forward in self._forwards.items())
             and _describe_memory(tensors) == self._memory
             and self._samples.read(tensors) == self._values
@@ -84,7 +84,7 @@ class ModelState:
         self._tensors += attributes["_parameters"].values()
         self._tensors += attributes["_buffers"].values()
         has_hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"] or hooks
-        if has_hooks and _list_hooks(module) != hooks:
+        if has_hooks and list_hooks(module) != hooks:
             return False
         settings = get_settings(attributes)
         return bool(settings == expected if is_plain else self._describe_all(settings) == expected)
@@ -100,7 +100,7 @@ class ModelState:
         is_plain = all(map(_is_plain, settings))
         # Settings are copied, because a setting may be a list that is changed in place.
         described = copy.deepcopy(settings) if is_plain else self._describe_all(settings)
-        hooks = _list_hooks(module)
+        hooks = list_hooks(module)
         return weakref.ref(module), type(module), len(attributes), get_settings, described, is_plain, hooks
 
     def _describe_all(self, settings: tuple[Any, ...]) -> list[Any]:
@@ -195,11 +195,13 @@ class Samples:
         return values + [group.view(torch.uint8).cpu().numpy().tobytes() for group in joined]
 
 
-def _list_global_hooks() -> list[tuple[int, ...]]:
+def list_global_hooks() -> list[tuple[int, ...]]:
+    """Return the keys of the forward hooks and forward pre-hooks of all modules."""
     return [tuple(torch_module._global_forward_hooks), tuple(torch_module._global_forward_pre_hooks)]
 
 
-def _list_hooks(module: nn.Module) -> list[int]:
+def list_hooks(module: nn.Module) -> list[int]:
+    """Return the keys of a module's forward hooks and forward pre-hooks, without the hooks of this package."""
     hooks = (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
     return [key for key, hook in hooks if getattr(hook, "__module__", "") != HOOKS_MODULE]
 
