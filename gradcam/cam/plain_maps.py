@@ -54,9 +54,7 @@ def compute_plain_maps(
     ((tensor_name, tensor),) = recorded.activations.items()
     scores, tolerance, method = recorded.scored.values, recorded.tolerance, methods[0]
     images, layout = len(scores), find_grid(tensor_name, tensor, recorded, reshape)
-    with torch.enable_grad():
-        total = scores if images == 1 else scores.sum()
-    (gradient,) = differentiate(total, [tensor])
+    (gradient,) = differentiate(scores if images == 1 else _add(scores), [tensor])
     if gradient is None or gradient.dtype != torch.float32:
         return None
     activations, gradients = layout.to_grid(tensor.detach()), layout.to_grid(gradient).unsqueeze(1)
@@ -97,6 +95,11 @@ def _are_supported(recorded: RecordedPass, methods: Sequence[Method]) -> bool:
     is_plain = is_gradient and isinstance(method.function, str) and scored.differentiate is None
     is_float32 = recorded.dtypes == {torch.float32} and not recorded.has_float16
     return is_single and is_plain and is_float32 and recorded.batch.pieces is None
+
+
+def _add(scores: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return scores.sum()
 
 
 def _find_limits(tensor: Tensor) -> tuple[Tensor, Tensor]:
