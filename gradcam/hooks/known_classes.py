@@ -49,24 +49,29 @@ def process_images_alone(modules: Sequence[nn.Module]) -> bool:
     False means that it is unknown. The result is only valid in evaluation mode. It does not hold for batch norm without
     running statistics, of which `warn_of_shared_statistics` warns.
     """
-    if any(list_global_hooks()) or not all(map(_is_known, set(map(type, modules)))):
+    functions_by_class = {kind: _find_functions(kind) for kind in set(map(type, modules))}
+    if any(list_global_hooks()) or None in functions_by_class.values():
         return False
     return not any(
-        "forward" in module.__dict__
+        not module.__dict__.keys().isdisjoint(functions_by_class[type(module)] or ())
         or ((module._forward_hooks or module._forward_pre_hooks) and list_hooks(module))
         or not CLASSES.get(type(module), _always)(module)
         for module in modules
     )
 
 
-def _is_known(kind: type[nn.Module]) -> bool:
-    """Return True if the class is in `CLASSES` or `PACKAGES`, and none of its functions was replaced."""
-    if kind not in CLASSES and not kind.__module__.startswith(PACKAGES):
-        return False
-    functions = (
-        (value, base)
-        for base in kind.__mro__[: kind.__mro__.index(nn.Module)]
-        for value in vars(base).values()
-        if isinstance(value, FunctionType)
-    )
-    return all(function.__module__ == base.__module__ for function, base in functions)
+def _find_functions(kind: type[nn.Module]) -> set[str] | None:
+    """Return the names of the functions that a module of this class runs; None if the class is not known.
+
+    A class is known if it is in `CLASSES` or `PACKAGES`, and none of its functions was replaced.
+    """
+    is_known = kind in CLASSES or kind.__module__.startswith(PACKAGES)
+    if not is_known or not isinstance(kind.forward, FunctionType):
+        return None
+    names = {"_call_impl"}
+    for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        functions = {name: value for name, value in vars(base).items() if isinstance(value, FunctionType)}
+        if any(function.__module__ != base.__module__ for function in functions.values()):
+            return None
+        names |= functions.keys()
+    return names

@@ -59,6 +59,16 @@ def change_forward(model: Any, patch: pytest.MonkeyPatch) -> None:
     model.layer1.forward = lambda x: mix(forward(x))
 
 
+def change_other_function(model: Any, patch: pytest.MonkeyPatch) -> None:
+    forward = model._forward_impl
+    model._forward_impl = lambda x: forward(mix(x))
+
+
+def change_call(model: Any, patch: pytest.MonkeyPatch) -> None:
+    call = model.layer2._call_impl
+    model.layer2._call_impl = lambda x: call(mix(x))
+
+
 def add_hook(model: Any, patch: pytest.MonkeyPatch) -> None:
     model.layer1.register_forward_hook(lambda module, args, output: mix(output))
 
@@ -77,13 +87,22 @@ def change_base_class(model: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(nn.modules.batchnorm._BatchNorm, "forward", lambda module, x: mix(forward(module, x)))
 
 
+class Mixing:
+    def __call__(self, x: Tensor) -> Tensor:
+        return mix(nn.functional.max_pool2d(x, 3, 2, 1))
+
+
+def change_class_to_an_object(model: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(nn.MaxPool2d, "forward", Mixing())
+
+
 def remove_running_statistics(model: Any, patch: pytest.MonkeyPatch) -> None:
     model.bn1 = nn.BatchNorm2d(64, track_running_stats=False)
 
 
 CHANGES = [
-    *(change_module, change_forward, add_hook, add_pre_hook, change_class, change_base_class),
-    remove_running_statistics,
+    *(change_module, change_forward, change_other_function, change_call, add_hook, add_pre_hook),
+    *(change_class, change_base_class, change_class_to_an_object, remove_running_statistics),
 ]
 
 
