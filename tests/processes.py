@@ -52,9 +52,13 @@ class Started:
         self._files = [folder.parent / f"{folder.name}.{name}" for name in ("out", "err")]
         self._begin = time.monotonic()
         sys.stdout.flush()
+        reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _become_gradcam(arguments, folder, self._files)
+            _become_gradcam(arguments, folder, self._files, writer)
+        os.close(writer)
+        os.read(reader, 1)  # Wait until the process has its output files: an earlier signal would not reach `gradcam`.
+        os.close(reader)
 
     def send(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -84,7 +88,7 @@ def run(arguments: Sequence[str], folder: Path, *, seconds: float = 600) -> Ende
     return ended
 
 
-def _become_gradcam(arguments: Sequence[str], folder: Path, files: Iterable[Path]) -> None:
+def _become_gradcam(arguments: Sequence[str], folder: Path, files: Iterable[Path], ready: int) -> None:
     status = 70
     try:
         os.chdir(folder)
@@ -94,6 +98,8 @@ def _become_gradcam(arguments: Sequence[str], folder: Path, files: Iterable[Path
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.argv = ["gradcam", *arguments]
+        os.write(ready, b"1")
+        os.close(ready)
         main()
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 0
