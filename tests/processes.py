@@ -99,7 +99,6 @@ def _become_gradcam(arguments: Sequence[str], folder: Path, files: Iterable[Path
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.argv = ["gradcam", *arguments]
         os.write(ready, b"1")
-        os.close(ready)
         main()
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 0

@@ -65,13 +65,12 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command and exit. Status 0: success; 1: failure; 2: wrong usage; 128 + N: ended by signal N."""
-    color = _colour()
     try:
         with handle_signals():
             make_streams_safe()
             configure_warnings()
             configure_process()
-            status = cli.main(prog_name="gradcam", standalone_mode=False, color=color) or 0
+            status = cli.main(prog_name="gradcam", standalone_mode=False, color=_colour()) or 0
     except click.UsageError as error:
         show_usage_error(error)
         sys.exit(error.exit_code)
