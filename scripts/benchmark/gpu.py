@@ -70,7 +70,8 @@ def compare_gpu(settings: Settings) -> Iterator[Table]:
 
     yield tabulate_fixed(device, settings, notes)
     yield tabulate_calls(device, settings, notes)
-    yield from measure_folder(device, settings.pictures or PICTURES, settings, notes, has_time)
+    if has_time():
+        yield from measure_folder(device, settings.pictures or PICTURES, settings, notes, has_time)
 
 
 def measure_folder(
@@ -96,6 +97,8 @@ def measure_folder(
                 peaks[name] = find_peak(device, partial(run_once, run, folder / "some", folder))
                 runs[name] = partial(run_once, run, folder / "pictures", folder)
         yield tabulate_peaks(peaks, batch, notes)
+        if not has_time():
+            return
         for workers in WORKERS if device == "cuda" else ():
             run = partial(run_pipeline, models["bf16"], batch=batch, pixels="device", workers=workers)
             runs[f"{name_run('bf16', 'device')}, {workers} threads"] = partial(
@@ -104,8 +107,9 @@ def measure_folder(
         report_progress("gpu", f"{rounds} rounds of {len(runs)}")
         seconds = take_turns(runs, rounds)
         files = sorted((folder / "pictures").iterdir())
-        stages = {name: measure_stages(model, files, folder, batch, rounds) for name, model in models.items()}
-        yield tabulate_floor(stages, notes)
+        if has_time():
+            stages = {name: measure_stages(model, files, folder, batch, rounds) for name, model in models.items()}
+            yield tabulate_floor(stages, notes)
         for precision, pixels, count in PROCESSES if device == "cuda" else ():
             name = f"{name_run(precision, pixels)}, {count} processes"
             report_progress("gpu", name)
