@@ -11,8 +11,9 @@ from torch import nn
 from gradcam.hooks.model_state import list_global_hooks, list_hooks
 
 
-def _always(module: Any) -> bool:
-    return True
+def _is_batch_first(module: Any) -> bool:
+    """Return False for torchvision's `Permute`, if it moves the batch axis. No other class below can move this axis."""
+    return type(module).__name__ != "Permute" or module.dims[0] == 0
 
 
 # All classes in these packages process each image alone, in evaluation mode. The models of the last package are those
@@ -34,7 +35,7 @@ CLASSES: dict[type[nn.Module], Callable[[Any], bool]] = dict.fromkeys(
         *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Hardswish, nn.Hardsigmoid),
         *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool3d),
     ),
-    _always,
+    _is_batch_first,
 )
 CLASSES |= {
     nn.Flatten: lambda module: module.start_dim > 0,
@@ -55,7 +56,7 @@ def process_images_alone(modules: Sequence[nn.Module]) -> bool:
     return not any(
         not module.__dict__.keys().isdisjoint(functions_by_class[type(module)] or ())
         or ((module._forward_hooks or module._forward_pre_hooks) and list_hooks(module))
-        or not CLASSES.get(type(module), _always)(module)
+        or not CLASSES.get(type(module), _is_batch_first)(module)
         for module in modules
     )
 

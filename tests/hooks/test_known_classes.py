@@ -96,13 +96,19 @@ def change_class_to_an_object(model: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(nn.MaxPool2d, "forward", Mixing())
 
 
+def move_the_batch_axis(model: Any, patch: pytest.MonkeyPatch) -> None:
+    swap, pool = torchvision.ops.Permute([2, 1, 0, 3]), nn.AvgPool2d((3, 1), stride=1, padding=(1, 0))
+    model.maxpool = nn.Sequential(model.maxpool, swap, pool, swap)
+
+
 def remove_running_statistics(model: Any, patch: pytest.MonkeyPatch) -> None:
     model.bn1 = nn.BatchNorm2d(64, track_running_stats=False)
 
 
 CHANGES = [
     *(change_module, change_forward, change_other_function, change_call, add_hook, add_pre_hook),
-    *(change_class, change_base_class, change_class_to_an_object, remove_running_statistics),
+    *(change_class, change_base_class, change_class_to_an_object, move_the_batch_axis),
+    remove_running_statistics,
 ]
 
 
@@ -144,6 +150,7 @@ def test_a_model_is_tested_if_there_is_a_hook_on_all_modules() -> None:
             nn.Softmax(0),
             nn.LSTM(8, 8),
         ),
+        torchvision.ops.Permute([1, 0, 2, 3]),
         *(Subclass(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1]), nn.utils.spectral_norm(nn.Linear(2, 2))),
     ],
 )
